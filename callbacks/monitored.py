@@ -8,7 +8,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
-from mtl.checks import listed, require, suggestion
+from mtl.checks import join_names, require, suggestion
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch
@@ -69,5 +69,5 @@ class MonitorCheck(Callback):
 def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:
     """Raise InputError unless ``monitor`` is among the logged ``names``; ``given`` is the option as given."""
     general = sorted(names, key=lambda name: name.count("/"))  # names of single tasks and experts come last
-    known = f"there are {listed(general) or 'none'}{suggestion(monitor, names)}"
+    known = f"there are {join_names(general) or 'none'}{suggestion(monitor, names)}"
     require(monitor in names, f"{given}: no value of this name is logged; {known}")

@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import require, shown
+from mtl.checks import format_value, require
 from mtl.options import Address, FilePath, Long, Names, Share, validated
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 
@@ -73,7 +73,7 @@ class InteractionsDataModule(TensorDataModule):
         """Return the metrics of each task; raise InputError for an unknown task or a metric of another kind."""
         kinds: dict[str, TaskKind] = {self.task: "binary", "rating": "regression"}
         known = metrics.keys() <= kinds.keys()
-        require(known, f"data.metrics={shown(metrics)}: must be lists of metrics for {' and '.join(kinds)}")
+        require(known, f"data.metrics={format_value(metrics)}: must be lists of metrics for {' and '.join(kinds)}")
         found = {task: tuple(given or ()) for task, given in metrics.items()}
         for task, given in found.items():
             check_metrics(f"data.metrics.{task}", kinds[task], given)

@@ -11,7 +11,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from mtl.checks import require, shown
+from mtl.checks import format_value, require
 from mtl.options import Long, Share
 from mtl.types import Batch
 
@@ -33,7 +33,7 @@ def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[s
     """Return the share of each split; raise InputError if a share is 0 and the split is not in ``own_files``."""
     found = dict(zip(SPLITS, shares, strict=True))
     empty = [name for name, share in found.items() if share == 0 and name not in own_files]
-    require(not empty, f"data.split={shown(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")
+    require(not empty, f"data.split={format_value(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")
     return found
 
 

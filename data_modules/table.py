@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, listed, require, shown
+from mtl.checks import InputError, format_value, join_names, require
 from mtl.options import Count, Dropout, FilePath, Long, Name, Names, StrictModel, Text, matching, validated
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
@@ -140,7 +140,7 @@ class TableDataModule(TensorDataModule):
             separators[column] = read.separator or ""
             targets |= {column: read.target} if read.target is not None else {}
         for column, form in (formats or {}).items():
-            require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
+            require(is_format(form), f"data.formats.{column}={format_value(form)}: give {ACCEPTED}")
         self.given = ColumnOptions(
             *(categorical, numeric, dates, separators, targets, min_count, max_categories, max_length, on_bad),
             dict(formats or {}),
@@ -154,8 +154,8 @@ class TableDataModule(TensorDataModule):
         named = [*self.given.columns, *self.ignore]
         twice = sorted({name for name in named if named.count(name) > 1})
         options = ", data.".join((*ColumnOptions.NAMING, "ignore"))
-        require(not twice, f"data.{options}: {', '.join(map(shown, twice))} is named more than once")
-        both = f"data.weight_column={shown(self.weight_column)}: this column is also named as an input"
+        require(not twice, f"data.{options}: {', '.join(map(format_value, twice))} is named more than once")
+        both = f"data.weight_column={format_value(self.weight_column)}: this column is also named as an input"
         require(self.weight_column not in self.given.columns, both)
         for task in self.labels:
             here, ranking = f"data.tasks.{task.name}", [name for name in task.metrics if metric_family(name) in RANKING]
@@ -216,7 +216,7 @@ class TableDataModule(TensorDataModule):
             self._check_named(source.columns, self.paths[name])
             rest = sources["train"].columns if "train" in sources and self.row_encoder is None else []
             missing = [column for column in rest if column not in (*source.columns, *self.ignore)]
-            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listed(missing)}")
+            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {join_names(missing)}")
         found = {name: SplitRows.every(source, self.block_rows) for name, source in sources.items() if name != "train"}
         return found | (self._divided(sources["train"]) if "train" in sources else {})
 

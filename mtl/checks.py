@@ -49,7 +49,7 @@ def require_packages(what: str, extra: str, *packages: str) -> None:
     require(not missing, f"{what} needs the package {' and '.join(missing)}: pip install -e '.[{extra}]'")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return ``value`` as in JSON, cut to a readable length; unambiguous text without quotes."""
     value = str(value) if isinstance(value, Path) else value
     try:
@@ -79,11 +79,11 @@ def suggestion(name: Any, names: Iterable[str], before: str = "", cutoff: float 
     return f"; did you mean {before}{lower[near[0]]}?" if near else ""
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Return names for a message, the first ones if there are many."""
     names = list(names)
     more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""
-    return ", ".join(map(shown, names[:LISTED])) + more
+    return ", ".join(map(format_value, names[:LISTED])) + more
 
 
 def in_one_line(problems: Sequence[str]) -> str:

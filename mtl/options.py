@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import is_typeddict
 
-from mtl.checks import InputError, in_one_line, shown, suggestion
+from mtl.checks import InputError, format_value, in_one_line, suggestion
 from mtl.files.literals import CONTROL, unescaped
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
@@ -155,9 +155,9 @@ def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -
         elif last == "[key]":
             text = f"{name}: this name {words}{suggestion(problem['input'], _quoted(words))}"
         elif problem["type"] == "string_type" and isinstance(here, int | float) and not isinstance(here, bool):
-            text = f"{name}={shown(here)}: must be text; write \"'{shown(here)}'\""
+            text = f"{name}={format_value(here)}: must be text; write \"'{format_value(here)}'\""
         else:
-            text = f"{name}={shown(here)}: {words}{suggestion(here, _quoted(words))}"
+            text = f"{name}={format_value(here)}: {words}{suggestion(here, _quoted(words))}"
         found.setdefault(tuple(place), []).append(text)
     deepest = {place: texts for place, texts in found.items() if not any(o[: len(place)] == place != o for o in found)}
     return [

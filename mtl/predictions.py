@@ -56,7 +56,7 @@ def class_names(task: TaskSpec) -> list[str]:
     return list(task.classes) or [str(number) for number in range(max(2, task.num_classes))]
 
 
-def described(task: TaskSpec) -> dict[str, Any]:
+def task_summary(task: TaskSpec) -> dict[str, Any]:
     """Return the kind of a task and the names of its classes, if any, as plain data for other programs."""
     classes = {"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {}
     quantiles = {"quantiles": list(task.quantiles)} if task.quantiles else {}

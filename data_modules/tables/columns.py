@@ -14,7 +14,7 @@ from mtl.checks import InputError
 from mtl.types import ROW
 
 from ..files.reading import quote
-from .formats import read_dates, read_numbers
+from .formats import dates_in_format, numbers_in_format
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class BadCells:
     def report(self) -> None:
         """Log one warning for each column with bad cells, and forget them."""
         for count, example in self.found.values():
-            more = f" Like {count - 1:,} more cells of the column it" if count > 1 else " It"
-            logger.warning("%s.%s is taken for a missing value (data.on_bad=missing)", example, more)
+            others = f"It and {count - 1:,} other cell{'s' * (count > 2)} of this column are" if count > 1 else "It is"
+            logger.warning("%s. %s treated as missing (data.on_bad=missing)", example, others)
         self.found.clear()
 
 
@@ -81,7 +81,7 @@ def parse(column: pl.Series, form: str = "") -> pl.Series:
     """Return ``column`` as float64, null for cells that are empty or not a number; text is read as ``form``."""
     if column.dtype == pl.String:
         if form:
-            return read_numbers(column, form)
+            return numbers_in_format(column, form)
         column = column.str.strip_chars()
     elif not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
@@ -120,7 +120,7 @@ def value_of(text: pl.Series, booleans: bool) -> pl.Series:
     digits = (sign + whole + ("." + fraction).replace(".", "").fill_null("")).replace("-0", "0")
     number = text.cast(pl.Float64, strict=False)
     other = as_text(number.set(~number.is_finite(), None))  # such as 7e0 and .5
-    dates = read_dates(text, "").dt.to_string("%Y-%m-%d %H:%M:%S")
+    dates = dates_in_format(text, "").dt.to_string("%Y-%m-%d %H:%M:%S")
     return digits.fill_null(other).fill_null(dates)
 
 

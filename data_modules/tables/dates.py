@@ -7,7 +7,7 @@ from datetime import datetime
 import polars as pl
 
 from .columns import BadCells
-from .formats import read_dates
+from .formats import dates_in_format
 
 PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
 AGE = "age"
@@ -37,8 +37,8 @@ def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
         return column.cast(pl.Datetime("us"))
     if kind != pl.String:
         return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
-    found = read_dates(column, form)
-    return found.zip_with(found.is_not_null(), read_dates(column, "")) if form else found
+    found = dates_in_format(column, form)
+    return found.zip_with(found.is_not_null(), dates_in_format(column, "")) if form else found
 
 
 def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None, form: str = "") -> pl.Series:

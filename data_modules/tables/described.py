@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from mtl.checks import listed, require
+from mtl.checks import join_names, require
 from mtl.files.literals import escaped
 
 from .encoder import check_columns
@@ -31,7 +31,7 @@ data:
 """
 
 
-def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str:
+def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder: Path) -> str:
     """Log what each column of a table is taken for, and return ``data/NAME.yaml`` in ``folder`` with these options.
 
     ``labels``: the columns to predict; by default the last one that may be a label. Raises InputError.
@@ -43,7 +43,9 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
     kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
-    require(not unfit, f"{where}: {listed(unfit)}: constants, dates, lists, identifiers and free text are no labels")
+    require(
+        not unfit, f"{where}: {join_names(unfit)}: constants, dates, lists, identifiers and free text are no labels"
+    )
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
     options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
     targets = TargetOptions.each(options)

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mtl.checks import listed, require
+from mtl.checks import join_names, require
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
 from .columns import UNKNOWN, BadCells, CategoryEncoder, NumberEncoder, named, numbers, scaled
@@ -166,5 +166,5 @@ def check_columns(
     missing = [name for name in columns if name not in there]
     near = difflib.get_close_matches(missing[0], there, 1) if len(missing) == 1 else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listed(missing)}"
-    require(not missing, f"{where} has no {which}{hint}{end}; it has {listed(there) or 'none'}")
+    which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {join_names(missing)}"
+    require(not missing, f"{where} has no {which}{hint}{end}; it has {join_names(there) or 'none'}")

@@ -43,7 +43,7 @@ def is_format(text: str) -> bool:
     return text in DATES or any(number in text for number in NUMBERS)
 
 
-def read_dates(text: pl.Series, form: str) -> pl.Series:
+def dates_in_format(text: pl.Series, form: str) -> pl.Series:
     """Return texts as datetimes, to the second; null for cells that do not fit ``form``, a key of ``DATES`` or ""."""
     cells = text.str.strip_chars().alias("cell").to_frame()
     minutes, seconds, half = (pl.col("cell").str.extract(CLOCK, group) for group in (1, 2, 3))
@@ -60,7 +60,7 @@ def read_dates(text: pl.Series, form: str) -> pl.Series:
     return found.to_series().cast(pl.Datetime("us"))
 
 
-def read_numbers(text: pl.Series, form: str) -> pl.Series:
+def numbers_in_format(text: pl.Series, form: str) -> pl.Series:
     """Return texts as float64; null for cells that do not fit ``form``, a key of ``NUMBERS`` with its unit.
 
     A cell may lack the unit.
@@ -76,7 +76,7 @@ def read_numbers(text: pl.Series, form: str) -> pl.Series:
 
 
 def write_number(number: float, form: str) -> str:
-    """Return a number as text that ``read_numbers`` reads as the same number."""
+    """Return a number as text that ``numbers_in_format`` reads as the same number."""
     decimal = next((decimal for example, (_, decimal) in NUMBERS.items() if example in form), "")
     text = np.format_float_positional(number, trim="-") if decimal else str(number).removesuffix(".0")
     return text.replace(".", decimal or ".")

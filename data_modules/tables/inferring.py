@@ -89,7 +89,7 @@ class ColumnLearner:
         if isinstance(newest, datetime):
             self.newest = max(newest, self.newest or newest)
 
-    def settle(self, blocks: Blocks, sample: pl.Series) -> None:
+    def decide_kind(self, blocks: Blocks, sample: pl.Series) -> None:
         """Infer the kind, now that all values are counted, and what an outlier is, from a ``sample`` of the cells."""
         if self.kind is None and self.varies and self.counts is not None:
             table = self.counts.table()
@@ -136,7 +136,7 @@ class ColumnLearner:
             self.parts.setdefault(part.name, Counts()).add(part)
         self.moments.add(age.fill_null(float("nan")), *self.range)
 
-    def teach(self, encoder: TableEncoder, blocks: Blocks, where: str) -> None:
+    def to_encoder(self, encoder: TableEncoder, blocks: Blocks, where: str) -> None:
         """Add the learnt encoding to ``encoder``."""
         name = self.name
         if not self.used:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.chains import check_chains
-from mtl.checks import InputError, listed, require, shown
+from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Loss, Objective
 from mtl.options import InnerShare, Name, Names, NotNegative, Positive, Some, StrictModel, TaskName, Text, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
@@ -114,16 +114,16 @@ class TargetOptions(LabelOptions):
         for option, kind in ONLY.items():
             value = getattr(given, option)
             fits = value is None or given.kind == kind
-            require(fits, f"{here}: {option}={shown(value)} is for kind={kind}, not {given.kind}")
+            require(fits, f"{here}: {option}={format_value(value)} is for kind={kind}, not {given.kind}")
         for option, loss in OF_LOSS.items():
             value = getattr(given, option)
-            require(value is None or given.loss == loss, f"{here}: {option}={shown(value)} is for loss={loss}")
+            require(value is None or given.loss == loss, f"{here}: {option}={format_value(value)} is for loss={loss}")
         objective, metrics = Objective(**given.objective), given.metrics or []
         objective.check(here, given.kind)
         check_metrics(here, given.kind, metrics, objective.quantiles)
         weights = given.class_weights
         some = weights is None or isinstance(weights, str) or any(weights.values())
-        require(some, f"{here}.class_weights={shown(weights)}: at least one weight must be greater than 0")
+        require(some, f"{here}.class_weights={format_value(weights)}: at least one weight must be greater than 0")
         column = name if given.column is None else str(given.column)
         return TargetOptions(**{**dict(given), "name": name, "column": column, "metrics": metrics})
 
@@ -180,9 +180,11 @@ class TargetOptions(LabelOptions):
 
     def _log_classes(self, classes: list[str], counts: list[int], metrics: tuple[str, ...]) -> None:
         """Log the share of each class of the training rows, and which class is predicted."""
-        shares = [f"{shown(name)} {count / sum(counts):.1%}" for name, count in zip(classes, counts, strict=True)]
+        shares = [
+            f"{format_value(name)} {count / sum(counts):.1%}" for name, count in zip(classes, counts, strict=True)
+        ]
         more = ", ..." if len(classes) > LISTED else ""
-        positive = f"; positive: {shown(classes[1])}" if self.kind == "binary" else ""
+        positive = f"; positive: {format_value(classes[1])}" if self.kind == "binary" else ""
         rare = "; rare, so also auprc" if metrics != tuple(self.metrics) else ""
         shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
         logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
@@ -209,8 +211,8 @@ class TargetOptions(LabelOptions):
         if isinstance(self.class_weights, str):
             return tuple(sum(counts) / (len(classes) * count) for count in counts)
         given = {_cell_text(name): weight for name, weight in self.class_weights.items()}
-        unknown = ", ".join(shown(name) for name in given if name not in classes)
-        there = f"the labels of {here} are {listed(classes)}"
+        unknown = ", ".join(format_value(name) for name in given if name not in classes)
+        there = f"the labels of {here} are {join_names(classes)}"
         require(not unknown, f"data.tasks.{self.name}.class_weights: {unknown}: {there}")
         return tuple(given.get(name, 1.0) for name in classes)
 
@@ -246,12 +248,13 @@ class TargetOptions(LabelOptions):
         require(
             len(classes) == 2,
             f"{here}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
-            f"{listed(classes)}; use kind=multiclass",
+            f"{join_names(classes)}; use kind=multiclass",
         )
         positive = None if self.positive is None else _cell_text(self.positive)
         require(
             positive in (None, *classes),
-            f"data.tasks.{self.name}: positive={shown(self.positive)}; the labels of {here} are {listed(classes)}",
+            f"data.tasks.{self.name}: positive={format_value(self.positive)}; "
+            f"the labels of {here} are {join_names(classes)}",
         )
         return classes[::-1] if positive == classes[0] else classes
 
@@ -262,7 +265,7 @@ class TargetOptions(LabelOptions):
         if new:
             raise InputError(
                 f"{cell(frame, self.column, new[0], where)} is a label of task {self.name!r} that does not occur in "
-                f"the training rows ({listed(classes)}); {len(new)} rows have such labels. "
+                f"the training rows ({join_names(classes)}); {len(new)} rows have such labels. "
                 "Split the rows in another way, or empty these cells"
             )
         return ids.masked_fill(~filled, MISSING_CLASS)

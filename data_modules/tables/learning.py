@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from mtl.checks import listed, require
+from mtl.checks import join_names, require
 from mtl.types import TaskSpec
 
 from .chained import tasks_filled_after
@@ -50,7 +50,7 @@ def infer(
     specs = [task.conclude(target, where) for task, target in zip(labels, targets, strict=True)]
     some = sample.rows
     for column in found:
-        column.settle(blocks, some[column.name])
+        column.decide_kind(blocks, some[column.name])
     return found, specs, some
 
 
@@ -78,7 +78,7 @@ def learn(
         if column.measured and column.kind == "date":
             taken = [part for part in part_names(column.name) if part in columns]
             named = f"the date {column.name!r} becomes parts of this name"
-            require(not taken, f"{where}: rename the column {listed(taken)}: {named}")
+            require(not taken, f"{where}: rename the column {join_names(taken)}: {named}")
     none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
     require(any(column.used for column in found), none)
     share_vocabularies(found, given, where)
@@ -87,7 +87,7 @@ def learn(
         for column in measured:
             column.measure(frame, file)
     for column in found:
-        column.teach(encoder, blocks, where)
+        column.to_encoder(encoder, blocks, where)
     encoder.filled_after.extend(tasks_filled_after(labels, specs, blocks))
     return encoder, specs
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mtl.checks import listed, shown
+from mtl.checks import format_value, join_names
 
 from .columns import as_text, parse
 from .dates import parse_dates
@@ -35,17 +35,17 @@ def overview(
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
     perfect = leaks(columns, labels, sample)
     logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
-    for kind, reason in (("identifier", "identifiers (nearly all cells are distinct)"), ("free text", "free text")):
+    for kind, reason in (("identifier", "nearly every value is unique"), ("free text", "free text")):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
             logger.warning(
-                "left out, like %s: %s. 'data.categorical=[%s]' uses a column as categories",
-                reason, listed(names), names[0],
+                "ignored: %s (%s); to use a column as a category, set 'data.categorical=[%s]'",
+                join_names(names), reason, names[0],
             )  # fmt: skip
     for name, tasks in perfect.items():
         logger.warning(
             "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
-            name, listed(tasks), name,
+            name, join_names(tasks), name,
         )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def table_of(
 def examples(cells: pl.Series) -> str:
     """Return some values of a column, as many as there is room for."""
     values = cells.drop_nulls().head(100).unique(maintain_order=True).head(EXAMPLES).to_list()
-    texts = [text if (text := str(value)).isprintable() else shown(value) for value in values]
+    texts = [text if (text := str(value)).isprintable() else format_value(value) for value in values]
     while len(texts) > 1 and len(", ".join(texts)) > LENGTH:
         texts.pop()
     return escape(", ".join(texts))

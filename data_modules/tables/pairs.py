@@ -40,17 +40,17 @@ class KnownIds:
             number = parse(frame[column])  # float64; null for a cell that is not a number
             known = (number == number.round()) & number.is_between(1, self.size)
             ids = number - 1
-            accepted = f"the network knows the whole numbers from 1 to {self.size}"
+            accepted = f"the network knows only those that it was trained on, the whole numbers from 1 to {self.size}"
         else:
             text = frame[column] if frame[column].dtype == pl.String else as_text(frame[column])
             ids = pl.Series([self._index.get(name) for name in text], dtype=pl.Int64)
             known = ids.is_not_null()
-            accepted = f"the network knows {self.size}, such as {self.names[0]!r}"
+            accepted = f"the network knows only the {self.size} that it was trained on, such as {self.names[0]!r}"
         unknown = known.fill_null(False).not_().arg_true()
         if len(unknown):
             raise InputError(
                 f"{cell(frame, column, unknown[0], where)} is unknown, like {len(unknown)} of {len(frame)} cells of "
-                f"these rows: {accepted}, and can say nothing about others"
+                f"these rows: {accepted}"
             )
         return torch.from_numpy(ids.cast(pl.Int64).to_numpy(writable=True))
 

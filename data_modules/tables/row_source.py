@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from mtl.checks import InputError, first_line, require, shown
+from mtl.checks import InputError, first_line, format_value, require
 from mtl.files.literals import CONTROL
 from mtl.types import ROW
 
@@ -219,7 +219,9 @@ def check_alike(schemas: Mapping[str, Mapping[str, pl.DataType]], here: str) -> 
     (first, expected), *others = schemas.items()
     for file, schema in others:
         pairs = {name: (expected.get(name), schema.get(name)) for name in (*expected, *schema)}
-        odd = [f"{shown(name)} ({one} and {other})" for name, (one, other) in pairs.items() if not fits(one, other)]
+        odd = [
+            f"{format_value(name)} ({one} and {other})" for name, (one, other) in pairs.items() if not fits(one, other)
+        ]
         two = f"{Path(first).name} and {Path(file).name}"
         require(not odd, f"{here}: its files {two} differ in {', '.join(odd[:LISTED])}")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from mtl.checkpoints.files import Checkpoint
-from mtl.checks import InputError, listed
+from mtl.checks import InputError, join_names
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
 def grouped(names: Iterable[str]) -> str:
     """List the modules of the named weights with their numbers of weights; module numbers are replaced by ``*``."""
     modules = Counter(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name.rpartition(".")[0] or name) for name in names)
-    return listed(f"{module} ({count})" for module, count in modules.items()) or "none"
+    return join_names(f"{module} ({count})" for module, count in modules.items()) or "none"
 
 
 def _fits(value: Tensor, own: Tensor) -> bool:

@@ -30,21 +30,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with as_one_message():
         given = parser.parse_args(arguments)
         from mtl.checks import require
-        from mtl.data_modules.tables.described import described
+        from mtl.data_modules.tables.described import suggest_column_options
         from mtl.files.writing import write_text
 
         name = data_name(given.file)
         out = given.out / "data" / f"{name}.yaml"
         require(given.force or not out.exists(), EXISTS.format(out))
-        with shown():
-            content = described(given.file, given.labels, name, given.out)
+        with print_logs():
+            content = suggest_column_options(given.file, given.labels, name, given.out)
         write_text(out, content)
         print(f"\n{out}: these options, to edit. Train with them:")
         print(shlex.join([*program(), "--config-dir", str(given.out), f"data={name}"]))
 
 
 @contextmanager
-def shown() -> Iterator[None]:
+def print_logs() -> Iterator[None]:
     """Print what is logged inside this context, without time and level."""
     logger, handler = logging.getLogger("mtl"), ConsoleHandler()
     level = logger.level

@@ -18,7 +18,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.checks import causes, shown, suggestion
+from mtl.checks import causes, format_value, suggestion
 from mtl.files.records import flatten
 from mtl.runs.commands import key_of
 
@@ -35,21 +35,21 @@ def explain(error: BaseException, words: Sequence[str]) -> str | None:
     text = next((str(each) for each in causes(error) if str(each)), "")
     if isinstance(error, OverrideParseException):
         return (
-            f"{shown(error.override)}: must be OPTION=VALUE, such as gate=comet; close every bracket and quote, and "
-            "put text with special characters in two pairs of quotes, as in \"label='a, b'\""
+            f"{format_value(error.override)}: must be OPTION=VALUE, such as gate=comet; close every bracket and quote, "
+            "and put text with special characters in two pairs of quotes, as in \"label='a, b'\""
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         near = suggestion(choice, error.options, f"{group}=") or ";"
-        return f"{group}={shown(choice)}: no such {group}{near} there are {', '.join(error.options)}"
+        return f"{group}={format_value(choice)}: no such {group}{near} there are {', '.join(error.options)}"
     if match := re.search(r"(?:Could not (?:override|delete)(?: from config\.)?|Key) '([^'\n=]+)", text):
         key = match[1]
         word = next((word for word in words if key_of(word) == key), key)
-        return f"{shown(word)}: no such option{_nearest(key, words)}"
+        return f"{format_value(word)}: no such option{_nearest(key, words)}"
     if isinstance(error, HydraException | OmegaConfBaseException) or any(known in text for known in OF_HYDRA):
         sentence = " ".join(line.strip() for line in text.splitlines() if "object_type=" not in line)
         named = any(key_of(word) in sentence for word in words)
-        return sentence if named or not words else f"{', '.join(map(shown, words))}: {sentence}"
+        return sentence if named or not words else f"{', '.join(map(format_value, words))}: {sentence}"
     return None
 
 

@@ -159,7 +159,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Seque
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
-            return run(described(cfg, hydra_cfg, words), why_one_process=why_one_process)
+            return run(recorded(cfg, hydra_cfg, words), why_one_process=why_one_process)
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
@@ -194,10 +194,10 @@ def composed(words: Sequence[str]) -> DictConfig:
     cfg = hydra.compose("train", list(words), return_hydra_config=True)
     with open_dict(cfg):
         hydra_cfg = cfg.pop("hydra")
-    return described(cfg, hydra_cfg, words)
+    return recorded(cfg, hydra_cfg, words)
 
 
-def described(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
+def recorded(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
     """Return ``cfg`` with its ``words``, which a resumed run composes again, and its ``choices`` of config groups."""
     from mtl.config.resume import is_harmless
 

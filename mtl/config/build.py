@@ -62,7 +62,7 @@ def _check_combinations(cfg: DictConfig) -> None:
     conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
     gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
     alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and trainer.accumulate_grad_batches == 1
-    why = ": trainer=fsdp and fsdp_cpu divide the parameters among the processes, "
+    why = ": trainer=fsdp and fsdp_cpu shard the parameters among the processes, "
     for wrong, message in (
         (
             compiled and execution != "dense",
@@ -96,7 +96,10 @@ def _check_combinations(cfg: DictConfig) -> None:
             "weighting: this method compares the gradients of tasks, and a step of this data has the labels of one "
             "task; set data.tasks_per_step or trainer.accumulate_grad_batches to 2 or more, or use weighting=fixed",
         ),
-        (divided and tables, f"table_optimizer{why}with dense gradients; use table_optimizer=none"),
+        (
+            divided and tables,
+            "table_optimizer needs sparse gradients, which FSDP does not support; use table_optimizer=none",
+        ),
         (divided and compiled, f"compile=true{why}which compiled code does not see; use compile=false"),
         (divided and combines, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
         (
@@ -179,7 +182,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
     )
     require(
         trainer.world_size > 1 or not _is_divided(cfg),
-        "trainer=fsdp and fsdp_cpu divide the parameters among processes, and this run has only one: use "
+        "trainer=fsdp and fsdp_cpu shard the parameters among processes, and this run has only one: use "
         "trainer=default, or more trainer.devices",
     )
     return trainer

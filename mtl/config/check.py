@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 from torch import nn
 
-from mtl.checks import InputError, first_line, in_one_line, listed, require, shown, suggestion
+from mtl.checks import InputError, first_line, format_value, in_one_line, join_names, require, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
 from mtl.options import Positive, UnbuiltObject, adapter, options_of, sentences
 from mtl.runs.commands import key_of
@@ -55,7 +55,7 @@ class _Check:
     def __init__(self, cfg: DictConfig) -> None:
         self.raw: Any = OmegaConf.to_container(cfg, resolve=False)
         for path, value in _nodes(self.raw):
-            require(path != ("recipe",) or isinstance(value, dict), f"recipe={shown(value)}: must be a section")
+            require(path != ("recipe",) or isinstance(value, dict), f"recipe={format_value(value)}: must be a section")
             require(value != "???", f"{_dotted(path)} is missing; give {_dotted(path)}=...")
         try:
             self.values: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -63,7 +63,7 @@ class _Check:
             raise InputError(self._unresolved(error)) from None
         for path, value in _nodes(self.values):
             again = isinstance(value, str) and "${" in value  # would be resolved once more
-            require(not again, f"{_dotted(path)}={shown(value)}: write $\\{{ for ${{ that is text")
+            require(not again, f"{_dotted(path)}={format_value(value)}: write $\\{{ for ${{ that is text")
 
     def problems(self, words: Sequence[str]) -> Iterator[str]:
         """Yield a sentence for each problem."""
@@ -122,7 +122,7 @@ class _Check:
             return
         where = self._where(path)
         choose = f"; choose one with {where}=NAME" if len(path) == 1 else ""
-        yield f"{where}={shown(value)}: must be a section with _target_{' or null' if optional else ''}{choose}"
+        yield f"{where}={format_value(value)}: must be a section with _target_{' or null' if optional else ''}{choose}"
 
     def _object(self, path: Path, section: dict[str, Any]) -> Iterator[str]:
         """Yield the problems of one section with ``_target_``: of its class, and of the options that it gives."""
@@ -142,7 +142,7 @@ class _Check:
             elif closed and name != "_target_":
                 names = [other for other in known if other in section or other not in SUPPLIED]
                 near, title = suggestion(name, names), getattr(target, "__name__", str(target))
-                has = f"{f'{near} It' if near else '; it'} has {listed(names)}"
+                has = f"{f'{near} It' if near else '; it'} has {join_names(names)}"
                 yield f"{self._where(path)}.{name}: {title} has no option {name}{has}"
 
     def _several(self, section: str, value: Any) -> Iterator[str]:
@@ -150,7 +150,7 @@ class _Check:
         if section == "logger" and (value is None or value is False):
             return
         if not isinstance(value, dict):
-            yield f"{section}={shown(value)}: must be a section of sections; {section}.NAME=null leaves out one"
+            yield f"{section}={format_value(value)}: must be a section of sections; {section}.NAME=null leaves out one"
             return
         for name, child in value.items():
             # Ignore values without a class, such as a recipe's values for a schedule that was not chosen
@@ -190,7 +190,7 @@ class _Check:
 
 def find(path: Any, where: str) -> Any:
     """Import what ``path`` names; raise InputError, which names the option ``where``, if that fails."""
-    require(isinstance(path, str), f"{where}={shown(path)}: must be text, the dotted name of a class")
+    require(isinstance(path, str), f"{where}={format_value(path)}: must be text, the dotted name of a class")
     module, _, name = path.rpartition(".")
     try:
         try:
@@ -202,7 +202,7 @@ def find(path: Any, where: str) -> Any:
         found = getattr(holder, name)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         extra = "; pip install -e '.[weighting]'" if "'torchjd'" in str(error) else ""
-        raise InputError(f"{where}={shown(path)}: cannot be imported: {first_line(error)}{extra}") from None
+        raise InputError(f"{where}={format_value(path)}: cannot be imported: {first_line(error)}{extra}") from None
     require(callable(found), f"{where}={path}: must name a class or a function, not a {type(found).__name__}")
     return found
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.checks import InputError, listed, require, suggestion
+from mtl.checks import InputError, join_names, require, suggestion
 from mtl.types import Bag, Categorical, InputSpec, Numeric
 
 
@@ -32,8 +32,8 @@ class Columns:
         near = suggestion(unknown[0], places) if unknown else ""
         require(
             not unknown,
-            f"columns=[{', '.join(names)}]: this data has no {listed(unknown)} for a gate to see{near or '.'} "
-            f"It has {listed(places) or 'no such columns'}",
+            f"columns=[{', '.join(names)}]: this data has no {join_names(unknown)} for a gate to see{near or '.'} "
+            f"It has {join_names(places) or 'no such columns'}",
         )
         self.parts = [(source, index) for source, _, index in map(places.__getitem__, names)]
         self.specs = {source: inputs[source] for source, _ in self.parts}
@@ -43,7 +43,7 @@ class Columns:
         """Return the columns of the raw ``inputs`` of a batch, ``[B, width]``."""
         missing = [name for name in self.specs if name not in inputs]
         if missing:
-            raise InputError(f"the gate sees the raw input {missing[0]!r}; got {listed(sorted(inputs)) or 'none'}")
+            raise InputError(f"the gate sees the raw input {missing[0]!r}; got {join_names(sorted(inputs)) or 'none'}")
         return torch.cat([_vector(inputs[name], self.specs[name], index, dtype) for name, index in self.parts], 1)
 
 

@@ -39,10 +39,10 @@ class Claim(StrictModel):
     """A sentence of the publication about ``gate``, in ``group``, on ``column``.
 
     With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least
-    ``by`` times that mean (``by`` < 0: that it is worse by at most -``by`` times it); ``higher`` says whether higher
-    values are better. With ``times``, it is that the gate's search needs so many times fewer trials to reach the
-    expected value of each search in ``than``. ``other`` is another column of the gate, with which to compare instead.
-    Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by
+    ``by`` times that mean; with a ``margin``, that it is worse by at most ``margin`` times that mean. ``higher`` says
+    whether higher values are better. With ``times``, it is that the gate's search needs so many times fewer trials to
+    reach the expected value of each search in ``than``. ``other`` is another column of the gate, with which to compare
+    instead. Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by
     their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
     """
 
@@ -52,7 +52,8 @@ class Claim(StrictModel):
     gate: str
     than: Words
     other: str | None = None
-    by: float | None = None
+    by: Positive | None = None
+    margin: Positive | None = None
     times: Positive | None = None
     higher: bool = False
     at_least: float | None = None

@@ -122,7 +122,7 @@ def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: flo
     mine, theirs = (summarise(list(values.values()), 1.0, overlap) for values in (own, others))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"
-    by, sign = claim.by or 0.0, 1 if claim.higher else -1
+    by, sign = claim.by or -(claim.margin or 0.0), 1 if claim.higher else -1
     found, short = (difference(own, others, factor, overlap) for factor in (1.0, 1 + sign * by))
     assert found is not None  # both settings have values
     assert short is not None

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from mtl.checks import listed, require
+from mtl.checks import join_names, require
 from mtl.predictions import main_column
 from mtl.python.fit import fit
 from mtl.training.evaluation import Evaluation
@@ -75,7 +75,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         left, right = to_polars(inputs), to_polars(labels)
         require(len(left) == len(right), f"X has {len(left)} rows, and Y has {len(right)}")
         twice = [name for name in right.columns if name in left.columns]
-        require(not twice, f"X and Y both have {listed(twice)}: labels must not be inputs")
+        require(not twice, f"X and Y both have {join_names(twice)}: labels must not be inputs")
         tasks = self.tasks if isinstance(self.tasks, Mapping) else {}  # ``fit`` refuses others
         given = {name: one if isinstance(one, Mapping) else {} for name, one in tasks.items()}
         known: set[Any] = {str(one.get("column") or name) for name, one in given.items()}
@@ -83,7 +83,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         known |= {self._option("group_column")} & {*(self._option("ignore") or ())}
         others = [name for name in right.columns if name not in known]
         need = "Y has the labels and weights of the tasks, and a group_column that is named in ignore"
-        require(not others, f"Y has {listed(others)}, which would become inputs: {need}; leave the others out")
+        require(not others, f"Y has {join_names(others)}, which would become inputs: {need}; leave the others out")
         return left.hstack(right)
 
     def _option(self, name: str) -> Any:

@@ -22,7 +22,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from mtl.callbacks.epoch_bar import EpochBar
 from mtl.checkpoints.files import Checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import classes_in
-from mtl.checks import InputError, first_line, require, shown
+from mtl.checks import InputError, first_line, format_value, require
 from mtl.cli import resolvers
 from mtl.cli.explain import CONF, explain
 from mtl.cli.folder import claim, release
@@ -87,8 +87,10 @@ def fit(
     ValueError, for wrong input.
     """
     wanted = "must be a dict of names and kinds, as in {'clicked': 'binary'}"
-    require(isinstance(tasks, Mapping), f"tasks={shown(tasks)}: {wanted}")
-    require(isinstance(options, Mapping | None), f"options={shown(options)}: must be a dict of options and values")
+    require(isinstance(tasks, Mapping), f"tasks={format_value(tasks)}: {wanted}")
+    require(
+        isinstance(options, Mapping | None), f"options={format_value(options)}: must be a dict of options and values"
+    )
     folder, resume = checked(FilePath | None, folder, "folder"), checked(FilePath | None, resume, "resume")
     require("${" not in str(folder), f"folder={folder}: must be a path without ${{")
     config_dir = checked(FilePath | None, config_dir, "config_dir")

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from omegaconf import OmegaConf
 
-from mtl.checks import require, shown
+from mtl.checks import format_value, require
 from mtl.cli.explain import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, word
@@ -38,7 +38,9 @@ def share(
     for other rows under the same ``name``.
     """
     folder = valid(FilePath, folder, "folder")
-    require(isinstance(options, Mapping | None), f"options={shown(options)}: must be a dict of options and values")
+    require(
+        isinstance(options, Mapping | None), f"options={format_value(options)}: must be a dict of options and values"
+    )
     own = {name: keywords.pop(name) for name in OWN if name in keywords}
     path = Path(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
     if not is_path(frame):

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import look
-from mtl.checks import InputError, first_line, listed, require
+from mtl.checks import InputError, first_line, join_names, require
 from mtl.files.literals import unformatted
 from mtl.files.records import LONGEST, own_file
 
@@ -56,7 +56,7 @@ def smoothed(course: pl.DataFrame, window: int) -> pl.DataFrame:
 
 def _check(folder: Path, metric: str, names: Sequence[str]) -> None:
     """Raise InputError unless ``metric`` is among the ``names`` that a run logged."""
-    require(metric in names, f"{folder}: no metric {metric}; it has {listed(sorted(names)) or 'none'}")
+    require(metric in names, f"{folder}: no metric {metric}; it has {join_names(sorted(names)) or 'none'}")
 
 
 def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> tuple[pl.DataFrame, list[InputError]]:

@@ -12,7 +12,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from mtl.chains import check_chains, joint_logits
-from mtl.checks import listed, require
+from mtl.checks import join_names, require
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.nn.functional import has_float64
 from mtl.predictions import readable
@@ -286,7 +286,7 @@ class MultiTaskModule(LightningModule):
         self.undefined = {f"{stage}/{name}" for name in self.evaluation.undefined(results)}
         new = self.undefined - self._named
         if new and not self.trainer.sanity_checking:
-            log.warning("undefined on these rows, which lack the labels for it: %s", listed(sorted(new)))
+            log.warning("undefined on these rows, which lack the labels for it: %s", join_names(sorted(new)))
             self._named |= new
         values = {f"{stage}/{name}": value for name, value in results.items()}
         returned = self.trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)

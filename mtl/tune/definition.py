@@ -124,6 +124,6 @@ def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
     changed = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
     shown = "; ".join(f"{key} was {old.get(key, 'not given')}, is {new.get(key, 'not given')}" for key in changed)
     raise InputError(
-        f"study {name} was begun with other options: {shown}. Its trials would not be comparable: take these changes "
-        "back, or begin another study with name=NAME"
+        f"study {name} exists with other options: {shown}. Take the changes back, since trials with other options "
+        "cannot be compared, or choose another name with name=NAME"
     )

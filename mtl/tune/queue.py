@@ -29,7 +29,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from mtl.checks import InputError, first_line, require, shown
+from mtl.checks import InputError, first_line, format_value, require
 from mtl.config import build
 from mtl.options import CONFIG, FilePath, LongOrZero, Name, NotNegative, RunSeed, StrictModel, valid
 from mtl.training.metrics import mode_of
@@ -278,5 +278,5 @@ def study_of(name: str, storage: BaseStorage) -> Study | None:
             valid(int, trial.number, f"study {name}: number of a trial")
             value = trial.value
             is_known = isinstance(value, float) or (value is None and trial.state != TrialState.COMPLETE)
-            require(is_known, f"{where}: its value is {shown(value)}, not a number")
+            require(is_known, f"{where}: its value is {format_value(value)}, not a number")
         return study

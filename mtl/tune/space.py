@@ -9,7 +9,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
 
-from mtl.checks import InputError, shown
+from mtl.checks import InputError, format_value
 from mtl.runs.commands import hydra_text
 
 FORMS = "a list of values, or {low: ..., high: ...} with log: true or step: ..."
@@ -27,7 +27,7 @@ def _distribution(key: str, described: Any) -> BaseDistribution:
         whole = isinstance(described["low"], int) and isinstance(described["high"], int)
         return (IntDistribution if whole else FloatDistribution)(**described)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"space: {key}={shown(described)}: must be {FORMS} ({error})") from None
+        raise InputError(f"space: {key}={format_value(described)}: must be {FORMS} ({error})") from None
 
 
 def suggest(trial: Trial, key: str, distribution: BaseDistribution) -> None:

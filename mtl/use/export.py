@@ -17,7 +17,7 @@ from torch import Tensor
 from mtl.checks import require, require_packages
 from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.predictions import conditional, described
+from mtl.predictions import conditional, task_summary
 from mtl.types import Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, load
@@ -89,7 +89,7 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
     outputs = {}
     for task in model.spec.tasks:
         kind = "quantile" if task.quantiles and task.outputs > 1 else task.kind
-        outputs[task.name] = {**described(task), "meaning": MEANINGS[kind]}
+        outputs[task.name] = {**task_summary(task), "meaning": MEANINGS[kind]}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
     return {"inputs": described_inputs, "outputs": outputs, "data": model.stored["data"]}

@@ -120,7 +120,7 @@ def table_file(out: Path) -> Iterator[Write]:
 def show(table: pl.DataFrame, width: int | None = None) -> None:
     """Print a table of predictions; if it is wider than ``width`` (None: the console's), one row after the other."""
     table = table.rename(printable)
-    rows = [["" if value is None else printable(shown(value)) for value in row] for row in table.iter_rows()]
+    rows = [["" if value is None else printable(format_cell(value)) for value in row] for row in table.iter_rows()]
     width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
     columns = [max(map(len, cells)) for cells in zip(table.columns, *rows, strict=True)]
     if sum(columns) + 3 * len(columns) + 1 > width:
@@ -138,7 +138,7 @@ def show(table: pl.DataFrame, width: int | None = None) -> None:
     Console(width=width).print(grid)
 
 
-def shown(value: object) -> str:
+def format_cell(value: object) -> str:
     """Return a cell as text: numbers with four digits, or ten if they are 1000 or more, as Unix times are."""
     if not isinstance(value, float):
         return str(value)

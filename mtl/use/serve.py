@@ -30,7 +30,7 @@ from pydantic import BaseModel, Field
 from mtl import __version__
 from mtl.checks import InputError, require, require_packages
 from mtl.options import Count, NotNegative, valid
-from mtl.predictions import described
+from mtl.predictions import task_summary
 from mtl.types import RowEncoder
 from mtl.use.trained import TrainedModel, load
 
@@ -182,7 +182,7 @@ def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
     network = type(model.network).__name__
     return {
         "model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns},
-        "tasks": [{"name": task.name, **described(task)} for task in model.spec.tasks],
+        "tasks": [{"name": task.name, **task_summary(task)} for task in model.spec.tasks],
         "versions": {"mtl": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 

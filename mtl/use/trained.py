@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mtl import predictions
 from mtl.chains import with_earlier
 from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring, using
-from mtl.checks import InputError, first_line, listed, require, shown
+from mtl.checks import InputError, first_line, format_value, join_names, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.files.records import RESULTS, read_json
@@ -50,8 +50,8 @@ class TrainedModel:
         parameters = sum(parameter.numel() for parameter in self.network.parameters())
         lines = [
             f"TrainedModel: {type(self.network).__name__} with {parameters:,} parameters on {self.device}",
-            f"tasks: {listed(f'{task.name} ({task.kind})' for task in self.spec.tasks)}",
-            f"inputs: {listed(self.columns) or _inputs(self.spec)}",
+            f"tasks: {join_names(f'{task.name} ({task.kind})' for task in self.spec.tasks)}",
+            f"inputs: {join_names(self.columns) or _inputs(self.spec)}",
         ]
         return "\n".join(lines)
 
@@ -254,7 +254,7 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         network = network.eval().to(place)
     except (AssertionError, RuntimeError, TypeError) as error:
-        raise InputError(f"device={shown(device)}: {first_line(error)}") from error
+        raise InputError(f"device={format_value(device)}: {first_line(error)}") from error
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
@@ -285,4 +285,4 @@ def _is_tensors(rows: Any) -> bool:
 
 
 def _inputs(spec: DataSpec) -> str:
-    return listed(f"{name} ({type(one).__name__})" for name, one in spec.inputs.items())
+    return join_names(f"{name} ({type(one).__name__})" for name, one in spec.inputs.items())

@@ -144,11 +144,11 @@ def test_experts_of_each_row(trained: Path) -> None:
     dense[found["row"].to_list(), task.to_list(), found["expert"].to_list()] = torch.tensor(found["weight"].to_list())
     torch.testing.assert_close(dense, weights)
     assert len(found) == int((weights > 0).sum())  # two experts a row and task
-    shown = model.predict(rows[:1], tasks=["minutes"], experts=True)
+    format_cell = model.predict(rows[:1], tasks=["minutes"], experts=True)
     first = weights[0, 1].sort(descending=True)
     pairs = zip(first.indices[:2].tolist(), first.values[:2].tolist(), strict=True)
-    assert shown["minutes_experts"][0] == " ".join(f"{expert}:{weight:.3g}" for expert, weight in pairs)
-    assert shown.columns == ["minutes_prediction", "minutes_experts"]
+    assert format_cell["minutes_experts"][0] == " ".join(f"{expert}:{weight:.3g}" for expert, weight in pairs)
+    assert format_cell.columns == ["minutes_prediction", "minutes_experts"]
     with pytest.raises(InputError, match=r"no task 'speed'; the tasks are click, minutes, genre"):
         model.predict(rows, tasks=["speed"])
 
@@ -362,4 +362,4 @@ def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.
     assert "[b]" in printed
     predict.show(pl.DataFrame({"a\x1b[31m": ["\x1b[2J"]}), 80)
     assert capsys.readouterr().out.count(r"\x1b[") == 2
-    assert [*map(predict.shown, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]
+    assert [*map(predict.format_cell, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]

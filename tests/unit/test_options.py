@@ -18,7 +18,7 @@ from mtl.data_modules.text import TextDataModule
 from omegaconf import DictConfig, OmegaConf
 from typing_extensions import TypedDict
 
-from mtl.checks import InputError, shown
+from mtl.checks import InputError, format_value
 from mtl.cli import resolvers
 from mtl.cli.explain import explain
 from mtl.config import build
@@ -61,7 +61,9 @@ def answer(cfg: DictConfig, words: Sequence[str] = ()) -> str:
 def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
     """Return a case for each value of each row (option, values, words of the message)."""
     return [
-        pytest.param(key, value, words, id=f"{key}={shown(value)}") for key, values, words in rows for value in values
+        pytest.param(key, value, words, id=f"{key}={format_value(value)}")
+        for key, values, words in rows
+        for value in values
     ]
 
 

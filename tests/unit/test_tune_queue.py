@@ -249,7 +249,7 @@ def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
 )
 def test_a_study_that_has_changed_is_refused(change: dict[str, Any], message: str, journal: str) -> None:
     worker(journal, 1)
-    with pytest.raises(InputError, match=f"study s/g was begun with other options: .*{message}"):
+    with pytest.raises(InputError, match=f"study s/g exists with other options: .*{message}"):
         worker(journal, 1, replace(SIMPLE, **change))
 
 

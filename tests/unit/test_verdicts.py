@@ -53,9 +53,9 @@ BOTH = {"than": ["b", "c"]}
         ({"a": LOW, "b": HIGH}, {"by": 0.5}, HOLDS, None),
         ({"a": LOW, "b": HIGH}, {"by": 0.9}, CONTRADICTED, None),
         # worse by at most a share: tested against that share
-        ({"a": [1.01, 1.02, 1.03], "b": [1.0, 1.01, 1.02]}, {"by": -0.1}, HOLDS, None),
-        ({"a": [1.01, 1.02, 1.03], "b": [1.0, 1.01, 1.02]}, {"by": -0.001}, CONTRADICTED, None),
-        ({"a": OTHER, "b": LOW}, {"by": -0.02}, UNDECIDED, None),
+        ({"a": [1.01, 1.02, 1.03], "b": [1.0, 1.01, 1.02]}, {"margin": 0.1}, HOLDS, None),
+        ({"a": [1.01, 1.02, 1.03], "b": [1.0, 1.01, 1.02]}, {"margin": 0.001}, CONTRADICTED, None),
+        ({"a": OTHER, "b": LOW}, {"margin": 0.02}, UNDECIDED, None),
         # anything else is undecided
         ({"a": LOW, "b": OTHER}, {}, UNDECIDED, None),
         ({"a": OTHER, "b": LOW}, {}, UNDECIDED, None),
