@@ -42,8 +42,8 @@ class Claim(StrictModel):
     ``by`` times that mean; with a ``margin``, that it is worse by at most ``margin`` times that mean. ``higher`` says
     whether higher values are better. With ``times``, it is that the gate's search needs so many times fewer trials to
     reach the expected value of each search in ``than``. ``other`` is another column of the gate, with which to compare
-    instead. Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by
-    their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
+    instead. Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are
+    given by their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
     """
 
     text: str

@@ -325,10 +325,8 @@ def test_bad_cells(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert len(warnings) == 2  # one for each column
     bad = 2 if way == "csv" else 3  # in a typed file, "" is a text
     count = bad * (1 if way == "streamed" else 3) - 1  # those of the training rows, or of all three splits
-    assert re.search(
-        rf"column 'age', row (4|9): .* It and {count} other cells of this column are treated as missing",
-        "".join(warnings),
-    )
+    told = rf"column 'age', row (4|9): .* It and {count} other cells of this column are treated as missing"
+    assert re.search(told, "".join(warnings))
     emptied = frame.with_columns(
         pl.col("age").replace(["many", "inf", ""], None), pl.col("at").replace(days[6:10:3], None)
     )
