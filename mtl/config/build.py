@@ -57,7 +57,7 @@ def check_options(cfg: DictConfig) -> None:
 def _check_combinations(cfg: DictConfig) -> None:
     """Raise InputError if two choices do not go together."""
     trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
-    compiled, tables, divided = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_divided(cfg)
+    compiled, tables, sharded = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_sharded(cfg)
     combines = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of tasks
     conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
     gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
@@ -97,20 +97,20 @@ def _check_combinations(cfg: DictConfig) -> None:
             "task; set data.tasks_per_step or trainer.accumulate_grad_batches to 2 or more, or use weighting=fixed",
         ),
         (
-            divided and tables,
+            sharded and tables,
             "table_optimizer needs sparse gradients, which FSDP does not support; use table_optimizer=none",
         ),
-        (divided and compiled, f"compile=true{why}which compiled code does not see; use compile=false"),
-        (divided and combines, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
+        (sharded and compiled, f"compile=true{why}which compiled code does not see; use compile=false"),
+        (sharded and combines, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
         (
-            divided and conflict,
+            sharded and conflict,
             f"callbacks.conflict.every_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp",
         ),
     ):
         require(not wrong, message)
 
 
-def _is_divided(cfg: DictConfig) -> bool:
+def _is_sharded(cfg: DictConfig) -> bool:
     strategy = cfg.trainer.get("strategy")
     return isinstance(strategy, DictConfig) and strategy.get("_target_") == DIVIDED
 
@@ -168,7 +168,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     plugins: list[Any] = [CheckpointIO(checkpoint)]
     options: dict[str, Any] = {}
-    if _is_divided(cfg) and _is_double(cfg):  # Lightning refuses the word, but not what it stands for
+    if _is_sharded(cfg) and _is_double(cfg):  # Lightning refuses the word, but not what it stands for
         plugins, options = [*plugins, DoublePrecision()], {"precision": None}
     trainer: Trainer = _built(
         cfg,
@@ -181,7 +181,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
         **options,
     )
     require(
-        trainer.world_size > 1 or not _is_divided(cfg),
+        trainer.world_size > 1 or not _is_sharded(cfg),
         "trainer=fsdp and fsdp_cpu shard the parameters among processes, and this run has only one: use "
         "trainer=default, or more trainer.devices",
     )

@@ -1,4 +1,4 @@
-"""Processes that divide the parameters among them train like one process, and like processes with whole copies."""
+"""Processes that shard the parameters among them train like one process, and like processes with whole copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUDGET = [*ROUTED, "gate=gumbel_matrix", "recipe.gumbel_matrix.budget_weight=0.1
 TEXTS = [*TINY, "data.tasks=[rte,sst2,stsb]", "gate=comet", "recipe.comet.entropy_weight=1.0", "recipe.k=2"]
 
 
-def divided(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_cpu") -> Forked:
+def sharded(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_cpu") -> Forked:
     several = [f"trainer={trainer}", f"trainer.devices={processes}"]
     return Forked(
         [*several, *words, f"hydra.run.dir={folder}"], folder.parent / f"{folder.name}_output", processes, ROOT
@@ -59,7 +59,7 @@ def divided(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_
         ),
     ],
 )
-def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path: Path, tiny_data: Path) -> None:
+def test_sharded_equals_one(words: list[str], batch: int, epochs: int, tmp_path: Path, tiny_data: Path) -> None:
     """In float64, across hardening and accumulation, with uneven batches; in slow tests over 100 steps."""
     data = tiny_data
     if words is TEXTS:
@@ -69,13 +69,13 @@ def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path:
     many = epochs > 3
     for processes in (2, 4) if many else (2,):
         found = tmp_path / f"{processes}"
-        ended(divided(found, *words, SPLIT, f"data.batch_size={batch // processes}", processes=processes))
+        ended(sharded(found, *words, SPLIT, f"data.batch_size={batch // processes}", processes=processes))
     if "gate=gumbel_matrix" not in words:  # its noise differs from that of one process
         run(compose_small(tmp_path / "one", *words, f"data.batch_size={batch}"))
         assert_close(tmp_path / "2", tmp_path / "one", 100 if many else 12)
     if many:
         assert_close(tmp_path / "4", tmp_path / "2", 100)
-        ended(divided(tmp_path / "ddp", *words, f"data.batch_size={batch // 2}", trainer="ddp_cpu"))
+        ended(sharded(tmp_path / "ddp", *words, f"data.batch_size={batch // 2}", trainer="ddp_cpu"))
         assert_close(tmp_path / "2", tmp_path / "ddp", 100)
 
 
@@ -84,7 +84,7 @@ def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> 
     words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.last.every_steps=5"]
     words += ["logger.csv.flush_logs_every_n_steps=1", SPLIT, "data.batch_size=20", "trainer.accumulate_grad_batches=2"]
     whole, folder, alone = (tmp_path / name for name in ("whole", "run", "alone"))
-    running, last = divided(folder, *words), folder / "checkpoints" / "last.ckpt"
+    running, last = sharded(folder, *words), folder / "checkpoints" / "last.ckpt"
     running.wait_for(last)
     running.wait_for(folder / "csv" / "metrics.csv", after=last.stat().st_mtime_ns)  # the saved step is logged, too
     running.signal(signal.SIGKILL, rank=1)
@@ -93,7 +93,7 @@ def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> 
     shutil.copytree(folder, alone)
     here = ["callbacks.progress=null", f"paths.data_dir={tiny_data}"]
     go_on = [f"ckpt={folder / 'checkpoints' / 'last.ckpt'}", *here]
-    ended(divided(whole, *words), divided(folder, *go_on))
+    ended(sharded(whole, *words), sharded(folder, *go_on))
     assert 0 < read(alone / "checkpoints" / "last.ckpt")["global_step"] < max(course(whole))
     assert course(folder) == course(whole)
     same(folder, whole)
@@ -160,10 +160,10 @@ def test_a_process_reads_its_own_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["table_optimizer=rowwise_adagrad"], "table_optimizer: trainer=fsdp and fsdp_cpu divide the parameters"),
-        (["compile=true", "network.execution=dense"], "compile=true: trainer=fsdp and fsdp_cpu divide"),
-        (["weighting=pcgrad"], "weighting: trainer=fsdp and fsdp_cpu divide"),
-        (["callbacks.conflict.every_steps=5"], "callbacks.conflict.every_steps=5: trainer=fsdp and fsdp_cpu divide"),
+        (["table_optimizer=rowwise_adagrad"], "table_optimizer needs sparse gradients"),
+        (["compile=true", "network.execution=dense"], "compile=true: trainer=fsdp and fsdp_cpu shard"),
+        (["weighting=pcgrad"], "weighting: trainer=fsdp and fsdp_cpu shard"),
+        (["callbacks.conflict.every_steps=5"], "callbacks.conflict.every_steps=5: trainer=fsdp and fsdp_cpu shard"),
     ],
 )
 def test_what_needs_whole_parameters_is_refused(words: list[str], reason: str) -> None:

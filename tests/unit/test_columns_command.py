@@ -40,7 +40,7 @@ def test_options_teach_what_is_inferred(
     messy(2_000).write_csv("my orders.csv")
     out = columns(capsys, "my orders.csv", *TASKS)
     assert "Order ID     left out      2,000" in out
-    assert max(map(len, out.split("left out, like")[0].splitlines())) <= 80
+    assert max(map(len, out.split("ignored: ")[0].splitlines())) <= 80
     assert out.splitlines()[-1].endswith("--config-dir my_conf data=my_orders")
     options = written("my_conf/data/my_orders.yaml")
     assert options["tasks"] == {name: {"column": name, **task} for name, task in TASKS.items()}
