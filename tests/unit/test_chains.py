@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.tables.chained import tasks_filled_after
 
 import mtl
 from mtl.chains import joint_logits
@@ -108,7 +109,7 @@ def test_labels_of_a_chain(tmp_path: Path) -> None:
 def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | None, tmp_path: Path) -> None:
     """One training row without a click, the last, decides what the empty cells of all rows without a click mean.
 
-    A table in memory, streams with windows of other sizes, a restored state and single rows have the same labels.
+    Blocks of 1, 7 and all rows, streams with windows of other sizes, and a restored state have the same labels.
     """
     rows = pl.concat([ROWS] * 10).with_columns(x=pl.int_range(400) + 0.5, part=pl.lit("train"))
     rows = rows.with_columns(
@@ -125,6 +126,10 @@ def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | Non
     never = expected["click"] == 0
     assert int(expected["cart"][never].isnan().sum()) == (0 if last is None else 199)
     assert expected["bought"].isnan().equal(expected["cart"].isnan())
+    for size in (1, 7, len(rows)):  # of a tenth of the rows, which has the last one
+        blocks = [(block, "t") for block in rows[360:].iter_slices(size)]
+        found = tasks_filled_after(memory.labels, memory.spec.tasks, lambda _, blocks=blocks: iter(blocks))
+        assert found == memory.row_encoder.filled_after
     for window in (256, 1 << 20):
         stream = TableStreamDataModule(tmp_path / "t.parquet", window_rows=window, **options)
         stream.setup()
