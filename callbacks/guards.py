@@ -69,13 +69,13 @@ class FiniteGuard(Callback):
 
 
 def _may_rescale(trainer: Trainer) -> bool:
-    """Return whether the trainer skips a step with infinite gradients, since a smaller scale of the loss may help."""
+    """Return whether to excuse infinite gradients, since the trainer may still lower its scale of the loss."""
     scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
     return scaler is not None and scaler.get_scale() >= 1
 
 
 def _own_part(parameter: Any) -> Tensor:
-    """Return what this process has of a parameter: the other processes may have a finite loss, and go on."""
+    """Return the local part of a parameter: gathering it would wait for processes whose loss is finite."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 

@@ -57,10 +57,9 @@ class TableDataModule(TensorDataModule):
     text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
     says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
     ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
-    frequent ones share id 0. ``unknown_share`` of the ids of a training step are hidden, at random: they become the id
-    of unknown ones, whose embedding would otherwise keep its random first value. Numbers are scaled to mean 0 and
-    standard deviation 1. ``dates`` and ``lists`` name
-    columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
+    frequent ones share id 0. In each training step, a random ``unknown_share`` of the known ids become the unknown id,
+    so that its embedding is trained too. Numbers are scaled to mean 0 and standard deviation 1. ``dates`` and ``lists``
+    name columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
     ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists`` maps columns to the
     separator of their elements, such as "|", or to a separator and a ``target``, a column of categories: the list
     then shares the vocabulary of its target, and networks compare its elements with the target's cell. Kinds,
@@ -210,7 +209,7 @@ class TableDataModule(TensorDataModule):
         return RowSource.open(self.paths[split], option, self.separator, self.null_values).loaded()
 
     def split_rows(self) -> dict[str, SplitRows]:
-        """Return the rows of each split, from one file or several. Raises InputError, also for columns that lack."""
+        """Return the rows of each split, from one file or several. Raises InputError, also for missing columns."""
         sources = {name: self.open(name) for name in self._files()}
         for name, source in sources.items():
             self._check_named(source.columns, self.paths[name])
@@ -315,7 +314,7 @@ class TableDataModule(TensorDataModule):
         check_columns(columns, [name for name in dict.fromkeys(names) if name is not None], str(path), "")
 
     def _weights(self, frame: pl.DataFrame, where: str) -> dict[str, Tensor]:
-        """Return the weight of each row for each task ``[N]``, float64, as the columns have it. Raises InputError."""
+        """Return the weight of each row for each task ``[N]``, as the columns have it, else 1. Raises InputError."""
         read = {name: read_weights(frame, name, where) for name in self.weight_columns}
         columns = {task.name: task.weight_column or self.weight_column for task in self.labels}
         return {name: torch.ones(len(frame)) if not column else read[column] for name, column in columns.items()}

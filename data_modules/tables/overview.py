@@ -32,7 +32,7 @@ CONSTANT = "constant"
 def overview(
     columns: Sequence[ColumnLearner], labels: Sequence[TargetOptions], sample: pl.DataFrame, title: str, rows: int
 ) -> None:
-    """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
+    """Log a table of columns and warnings; ``rows``: number of training rows; ``sample``: some of them."""
     perfect = leaks(columns, labels, sample)
     logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
     for kind, reason in (("identifier", "nearly every value is unique"), ("free text", "free text")):

@@ -96,13 +96,15 @@ class Report:
         if self.connections:
             return describe(list(self.connections.values()))
         return {
-            f"{key}{end}": value for end, name in self._layers() for key, value in self.tallies[name].values().items()
+            f"{key}{suffix}": value
+            for suffix, name in self._layers()
+            for key, value in self.tallies[name].values().items()
         }
 
     def binary_after(self, steps: int) -> dict[str, float]:
-        """Return the share of the ``steps`` of training after which 99 % of a layer's selectors are one-hot, or NaN."""
-        since = {end: self._history(name).binary_since for end, name in self._layers() if steps}
-        return {f"binary_after{end}": s / steps if s else math.nan for end, s in since.items() if s is not None}
+        """Return, by layer, the share of ``steps`` after which 99 % of its selectors stay one-hot; NaN: not yet."""
+        since = {suffix: self._history(name).binary_since for suffix, name in self._layers() if steps}
+        return {f"binary_after{suffix}": s / steps if s else math.nan for suffix, s in since.items() if s is not None}
 
     def parts(self, limit: int) -> dict[str, float]:
         """Return the statistics of single tasks and experts of the only layer, if there are at most ``limit``."""
@@ -127,7 +129,7 @@ class Report:
 
 
 def _numbered(items: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return each of ``items`` with the end of its names: none if it is the only one."""
+    """Return each item with a suffix for its names, which is empty for a single item."""
     return [("" if len(items) == 1 else f"_layer_{index}", item) for index, item in enumerate(items)]
 
 

@@ -58,6 +58,6 @@ def print_logs() -> Iterator[None]:
 
 
 def data_name(path: Path) -> str:
-    """Return the name of a data set that is not one of ours."""
+    """Return a name for the data set, from the file's, that is not yet used."""
     name = re.sub(r"\W+", "_", path.name.split(".")[0]).strip("_") or "my_table"
     return f"my_{name}" if (CONF / "data" / f"{name}.yaml").exists() else name

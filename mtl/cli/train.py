@@ -1,5 +1,6 @@
 """Train, test and report: ``mtl train gate=comet data=movielens``, or ``python train.py`` in a checkout.
 
+Words are the overrides of the command line, such as ``gate=comet``.
 Slow imports are inside functions, so that ``--help`` and a mistyped option are answered at once.
 """
 
@@ -198,7 +199,7 @@ def composed(words: Sequence[str]) -> DictConfig:
 
 
 def recorded(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
-    """Return ``cfg`` with its ``words``, which a resumed run composes again, and its ``choices`` of config groups."""
+    """Return ``cfg`` with its harmless ``words``, for a resumed run to compose, and its choices of config groups."""
     from mtl.config.resume import is_harmless
 
     with open_dict(cfg):

@@ -19,7 +19,7 @@ def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
     parser = ArgumentParser(prog=" ".join(program(name)), description=f"{text}: mtl {name} RUN")
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
-    add("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    add("--trust", action="append", default=[], metavar="PACKAGE", help="your package, whose classes are trusted too")
     own = "your own YAML files, whose classes are trusted"
     add("--config-dir", action="append", default=[], metavar="FOLDER", help=own)
     add("--version", action="version", version=f"mtl {__version__}")
@@ -87,7 +87,7 @@ def export(arguments: Sequence[str] | None = None) -> None:
         for file, value in report["differences"].items():
             print(f"{folder / file}: differs from the network by at most {value:.1e} on random rows")
         if report["dense"]:
-            print(f"dense, since the gate depends on the example: {', '.join(report['dense'])}")
+            print(f"compute all experts, since the gate depends on the example: {', '.join(report['dense'])}")
         print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
 
 

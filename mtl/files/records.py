@@ -15,8 +15,8 @@ CONFIG = "config.yaml"  # written before a run trains
 LOG = "train.log"
 CHECKPOINTS = "checkpoints"  # the folder of best.ckpt and last.ckpt
 RESULTS = "results.json"  # written last
-LARGEST = 1 << 24  # bytes of a file in a run folder,
-LONGEST = 1 << 30  # and of one with a row for each step
+LARGEST = 1 << 24  # the largest file that is read, in bytes,
+LONGEST = 1 << 30  # and the largest with a row for each step
 
 
 def own_file(path: Path, folder: Path, most: float = LARGEST) -> Path:

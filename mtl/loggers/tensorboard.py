@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 class TensorBoardLog(TensorBoardLogger):
-    """Write curves and pictures to ``save_dir``, by whose name TensorBoard calls the run.
+    """Write curves and pictures to ``save_dir``, whose name TensorBoard shows as the run.
 
     TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
     all values, and the test results.

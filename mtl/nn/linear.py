@@ -12,14 +12,14 @@ from torch import Tensor
 def matching(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``x`` in the precision of ``weight``, unless ``x`` is already in autocast's precision."""
     device = x.device.type
-    narrow = torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device)
-    return x if narrow else x.to(weight.dtype)
+    is_narrow = torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device)
+    return x if is_narrow else x.to(weight.dtype)
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [T, ..., D]``, ``bias [T, ...]``.
 
-    Returns ``[B, T, ...]``. Of ``x [B, T, D]`` each of the T maps gets its own input; ``weight [1, ..., D]`` maps all.
+    Returns ``[B, T, ...]``. For ``x [B, T, D]``, map t takes ``x[:, t]``; one map, ``weight [1, ..., D]``, takes all.
     """
     if x.dim() == 2 or len(weight) == 1:
         count = len(weight) if x.dim() == 2 else x.shape[1]
@@ -34,11 +34,11 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int
     ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``.
     """
     x = matching(x, weight)
-    narrow = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
-    aligned = weight.shape[1] % 8 == weight.shape[2] % 8 == 0  # rows of 16 bytes
-    if x.is_cuda and narrow == torch.bfloat16 and aligned and torch.cuda.get_device_capability(x.device) >= (8, 0):
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
+    aligned = weight.shape[1] % 8 == weight.shape[2] % 8 == 0  # in 16-byte units
+    if x.is_cuda and dtype == torch.bfloat16 and aligned and torch.cuda.get_device_capability(x.device) >= (8, 0):
         rows = torch.tensor(counts, device=x.device)
-        products = F.grouped_mm(x.to(narrow), weight.to(narrow).mT, offs=rows.cumsum(0, dtype=torch.int32))
-        return products + bias.to(narrow).repeat_interleave(rows, 0, output_size=len(x))
+        products = F.grouped_mm(x.to(dtype), weight.to(dtype).mT, offs=rows.cumsum(0, dtype=torch.int32))
+        return products + bias.to(dtype).repeat_interleave(rows, 0, output_size=len(x))
     groups = zip(torch.split(x, list(counts)), weight.unbind(), bias.unbind(), strict=True)
     return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])

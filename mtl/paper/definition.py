@@ -27,7 +27,7 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
     "topk+": "top-k+",
 }
 
-# '{GROUP}', '{GROUP/GATE}' or '{/GATE}' in a quoted path: the folder of that row's run, by default of the same part
+# '{GROUP}', '{GROUP/GATE}' or '{/GATE}' in a quoted path: that row's run folder; a part left out is this row's own
 REFERENCE = re.compile(r"\{(\w*)(?:/([\w+]+))?\}(?=/)")
 
 Words = Annotated[list[str], Field(default_factory=list)]
@@ -40,10 +40,10 @@ class Claim(StrictModel):
 
     With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least
     ``by`` times that mean; with a ``margin``, that it is worse by at most ``margin`` times that mean. ``higher`` says
-    whether higher values are better. With ``times``, it is that the gate's search needs so many times fewer trials to
-    reach the expected value of each search in ``than``. ``other`` is another column of the gate, with which to compare
-    instead. Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are
-    given by their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
+    whether higher values are better. With ``times``, the gate's search reaches the expected value of each search in
+    ``than`` in 1/``times`` of its trials. ``other`` is another column of the gate, with which to compare instead.
+    Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by
+    their keys. ``binary``: the claim is about selected experts; undecided while selectors are soft.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Claim(StrictModel):
 class Scale(StrictModel):
     """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``.
 
-    With ``best`` in place of ``seeds``, the rows of the tables are the best trials of the search: so many, or a share.
+    With ``best`` instead of ``seeds``, the tables show the best trials of the search: ``best`` is a number or a share.
     """
 
     seeds: Long | None = None
@@ -82,14 +82,14 @@ class Entry(StrictModel):
     fixed: list[str] | None = None
     space: MaybeSpace
     gates: list[str] | None = None  # of a group: those that it has; None: all
-    limit: Annotated[dict[str, float], Field(default_factory=dict)]  # of the search's best trial: the most of a column
+    limit: Annotated[dict[str, float], Field(default_factory=dict)]  # largest values that the best trial should have
 
 
 class Figure(StrictModel):
     """A figure with a panel for each of ``columns``.
 
-    ``at``: x positions, on the axis ``label``, of groups, with a line for each gate, or of gates, with a line for each
-    group. ``random``: the columns whose panels show the expected Jaccard index of random selections.
+    ``at``: the x position of each group (a line per gate) or of each gate (a line per group); ``label``: the x axis.
+    ``random``: the columns whose panels show the expected Jaccard index of random selections.
     """
 
     title: str
@@ -188,7 +188,7 @@ class Paper:
         return [gate for gate in self.gates if (group.key, gate.key) in self.known]
 
     def sources(self, group: Part, gate: Part) -> dict[str, Key]:
-        """Return the rows whose run folders the words of a row refer to, by the text of the reference."""
+        """Return the key of each row that the words of this row refer to, by the text of the reference."""
         found = {}
         for word in self.definition(group, gate, chosen=[]).words:
             for match in REFERENCE.finditer(word):
@@ -197,7 +197,7 @@ class Paper:
         return found
 
     def waves(self) -> list[list[Pair]]:
-        """Return the rows to run in waves, each row after those that it refers to, whether these are requested or not.
+        """Return the requested rows and all that they refer to, in waves: a row runs after those that it refers to.
 
         Raises InputError if a row refers to itself, or to rows that are trials of a search.
         """

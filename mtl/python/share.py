@@ -54,8 +54,8 @@ def share(
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     values = escaped(plain(values))
     words = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
-    odd = {option: values[option] for option, text in words.items() if text is None}
-    names = f"names in {', '.join(odd)} need a file of options in its place; give its options in options="
+    odd = {option: values[option] for option, text in words.items() if text is None}  # no word can hold these
+    names = f"not possible with these names in {', '.join(odd)}; give its options in options="
     require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")
     with own_hydra():
         return run([text for text in words.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else []))

@@ -46,7 +46,7 @@ class MultiTaskModule(LightningModule):
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
     ``train/aux/<name>``, and ``{val,test}/average`` and ``small_average``, the means of the tasks' main metrics, if
     there are any (see ``mtl.training.metrics.averages``). Logged per step: ``train/step_loss``, the weighted sum on the
-    batch, and ``train/weight/<task>`` if the weighting changes its weights. Logged losses do not include these weights.
+    batch, and ``train/weight/<task>`` if the weighting changes its weights. Logged losses use the fixed weights alone.
     Monitors, results and loggers use these names.
     """
 
@@ -82,7 +82,7 @@ class MultiTaskModule(LightningModule):
         return self.network(inputs, tasks)
 
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
-        """Return the loss of a batch or a list of batches: task losses are added, auxiliary losses averaged."""
+        """Return the loss of a batch or a list of batches: task losses are added, and a network's own averaged."""
         batches = [self.converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
         parts: list[Terms] = []
         routings: dict[str, list[Routing]] = {}  # by layer, one for each batch
@@ -123,7 +123,7 @@ class MultiTaskModule(LightningModule):
         return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*", "train/weight/*"]
 
     def setup(self, stage: str) -> None:
-        """Raise InputError for a regression whose labels differ only in digits that the device's float type lacks."""
+        """Raise InputError if regression labels vary too little for float32 and the device has no float64."""
         device = self.trainer.strategy.root_device
         for task in self.tasks.values():
             require(
@@ -286,7 +286,7 @@ class MultiTaskModule(LightningModule):
         self.undefined = {f"{stage}/{name}" for name in self.evaluation.undefined(results)}
         new = self.undefined - self._named
         if new and not self.trainer.sanity_checking:
-            log.warning("undefined on these rows, which lack the labels for it: %s", join_names(sorted(new)))
+            log.warning("undefined, since the rows lack the labels for them: %s", join_names(sorted(new)))
             self._named |= new
         values = {f"{stage}/{name}": value for name, value in results.items()}
         returned = self.trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)

@@ -110,7 +110,7 @@ def test_a_split_without_labels_has_no_loss(part: str, tmp_path: Path, caplog: p
     assert (record["test"]["loss"] is None) == (part == "test")
     assert (record["best_val_loss"] is None) == (part == "val")
     assert best == record["test"]["loss"] if part == "val" else best == record["best_val_loss"]
-    assert caplog.text.count("undefined on these rows, which lack the labels for it: ") == 1
+    assert caplog.text.count("undefined, since the rows lack the labels for them: ") == 1
     assert f" {part}/loss," in caplog.text
 
 
@@ -121,7 +121,7 @@ def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogC
         run(compose_small(tmp_path / "run", *words))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["test"]["click/auprc"] is not None
-    assert caplog.text.count("which lack the labels for it: val/price/loss, val/price/r2, val/price/rmse") == 1
+    assert caplog.text.count("the rows lack the labels for them: val/price/loss, val/price/r2, val/price/rmse") == 1
 
 
 def test_weighted_steps_and_evaluation(tmp_path: Path) -> None:
