@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mtl import __version__
 from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
@@ -139,12 +140,13 @@ def resumed_config(
     trained = (*FIXED_SECTIONS, "optimizer", "table_optimizer")
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (trained, FILES)
     now: Any = OmegaConf.to_container(cfg, resolve=True)
-    wrong = _differences(saved, now, sections, free)
-    require(
-        not wrong,
-        f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. Leave these options out "
-        "to use the checkpoint's, or start a new run",
-    )
+    if wrong := _differences(saved, now, sections, free):
+        alone: Any = compose([*stored, "paths.run_dir=."])  # outside of Hydra's own program, the default is not known
+        alone = OmegaConf.to_container(alone, resolve=True)
+        advice = "Leave these options out to use the checkpoint's, or start a new run"
+        if _differences(saved, alone, sections, free):  # whatever the command line says
+            advice = f"Another version of mtl than this one, {__version__}, trained it: resume it with that version"
+        raise InputError(f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. {advice}")
     return cfg
 
 

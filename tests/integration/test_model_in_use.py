@@ -345,8 +345,19 @@ class TestOtherFiles:
         last = trained / "checkpoints" / "last.ckpt"
         with pytest.raises(InputError, match=r"data.test_path=.*rows.csv was not given"):
             run(resume_small(last, tmp_path, f"data.test_path={trained.parent}/rows.csv"))
-        with pytest.raises(InputError, match=r"has a different configuration: data.min_count"):
+        with pytest.raises(InputError, match=r"configuration: data.min_count .* Leave these options out"):
             resume_small(last, tmp_path, "data.min_count=2")
+
+    def test_checkpoint_of_another_version(self, trained: Path, tmp_path: Path) -> None:
+        """Whatever the command line says, the run had other options than this version's files."""
+        content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+        del content["config"]["data"]["unknown_share"]
+        torch.save(content, tmp_path / "old.ckpt")
+        message = (
+            rf"data.unknown_share is None in .* Another version of mtl than this one, {mtl.__version__}, trained it"
+        )
+        with pytest.raises(InputError, match=message):
+            resume_small(tmp_path / "old.ckpt", tmp_path, "trainer.max_epochs=9")
 
 
 def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
