@@ -338,9 +338,10 @@ def test_stopped_lost_and_resumed_on_two_nodes(tmp_path: Path) -> None:
     [started] = running.started()
     os.kill(started, signal.SIGKILL)
     outcome = running.wait()
-    assert outcome.status == 1
-    advice = f"another process of this run has ended; resume with: python train.py ckpt={last}"
-    assert outcome.output.count("error: ") == outcome.output.count(advice) == 1
+    if outcome.status != -signal.SIGKILL:  # on a busy machine, Lightning may notice it first, and kills the other one
+        assert outcome.status == 1
+        advice = f"another process of this run has ended; resume with: python train.py ckpt={last}"
+        assert outcome.output.count("error: ") == outcome.output.count(advice) == 1
     assert stopped_at < read(last)["global_step"] < 90
 
     words += ["trainer.devices=1", "trainer.num_nodes=2"]
