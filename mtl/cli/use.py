@@ -98,18 +98,17 @@ def prune(arguments: Sequence[str] | None = None) -> None:
     with as_one_message():
         given = read_given(parser, arguments)
         from rich.console import Console
-        from rich.table import Table
 
+        from mtl.files.tables import console_table
         from mtl.use.prune import prune_run
 
         folder = given.out or beside(given.run, "pruned")
         report = prune_run(given.run, given.task, folder, given.trust)
-        table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")
-        for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
-            table.add_column(column, justify="left" if column == "task" else "right")
+        columns, rows = ("pruned_parameters", "parameters", "pruned_flops", "flops"), list[list[str]]()
         for task, row in report.items():
-            numbers = [row[name] for name in ("pruned_parameters", "parameters", "pruned_flops", "flops")]
-            table.add_row(task, *[f"{number:,}" for number in numbers], f"{row['difference']:.1e}")
+            rows.append([task, *(f"{row[name]:,}" for name in columns), f"{row['difference']:.1e}"])
+        header = ("task", "parameters", "of", "flops", "of", "largest difference")
+        table = console_table(header, rows, "parameters and FLOPs per sample that each task keeps")
         Console(width=None if sys.stdout.isatty() else 120).print(table)
         print(folder)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.table import Table
 
 from mtl.checks import require
+from mtl.files.tables import console_table
 from mtl.files.writing import write_bytes, write_text
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
@@ -236,9 +236,7 @@ def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Sectio
 def show(judgements: Iterable[Judgement], report: Path) -> None:
     """Print the verdicts, and where the report is."""
     console = Console(highlight=False)
-    table = Table("claim", "verdict", "our runs")
-    for each in judgements:
-        table.add_row(each.claim.text, str(each.verdict), each.reason)
-    if table.row_count:
-        console.print(table)
+    rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
+    if rows:
+        console.print(console_table(["claim", "verdict", "our runs"], rows))
     console.print(str(report), soft_wrap=True, markup=False)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -24,13 +23,13 @@ from torch import nn
 
 from mtl import __version__
 from mtl.files.records import RESULTS, read_json
+from mtl.files.tables import console_table
 from mtl.runs import commands
 from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 8  # up to this many tasks, each has a row
 MOST_COLUMNS = 5  # metrics side by side; they fit into 80 characters
 USED = 0.01  # a task uses the experts with at least this mean weight
-LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
 AVERAGES = ("average", "small_average")
 
 
@@ -147,13 +146,9 @@ def _tasks(record: Mapping[str, Any]) -> Table | str:
     if len(values) > MOST_TASKS:
         return "\n".join(_extremes(record, metric) for metric in dict.fromkeys(mains.values()))
     metrics = list(dict.fromkeys([*mains.values(), *(metric for row in values.values() for metric in row)]))
-    table = Table(**LOOK)
-    table.add_column("task", overflow="fold")
-    for metric in metrics[:MOST_COLUMNS]:
-        table.add_column(metric, justify="right", overflow="fold")
-    for task, row in values.items():
-        table.add_row(Text(task), *[number(row[name]) if name in row else "" for name in metrics[:MOST_COLUMNS]])
-    return table
+    shown = metrics[:MOST_COLUMNS]
+    rows = [[task, *(number(row[name]) if name in row else "" for name in shown)] for task, row in values.items()]
+    return console_table(["task", *shown], rows)
 
 
 def _extremes(record: Mapping[str, Any], metric: str) -> str:
@@ -177,13 +172,11 @@ def _sharing(record: Mapping[str, Any]) -> Group:
         if name.startswith("expert_share/") and (share or 0.0) >= USED:
             _, task, expert = name.split("/")
             used.setdefault(int(expert), []).append(task)
-    table = Table(title="\ntasks that use each expert", title_justify="left", **LOOK)
-    table.add_column("expert", justify="right")
-    for group in numbers:
-        table.add_column(f"true group {group}")
+    rows = []
     for expert in sorted(used):
         names = [[task for task in used[expert] if groups[task] == group] for group in numbers]
-        table.add_row(str(expert), *(" ".join(name.removeprefix("task_") for name in each) or "-" for each in names))
+        rows.append([str(expert), *(" ".join(name.removeprefix("task_") for name in each) or "-" for each in names)])
+    table = console_table(["expert", *(f"true group {n}" for n in numbers)], rows, "\ntasks that use each expert")
     pairs = list(itertools.combinations(groups, 2))
     together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}
     counted = []

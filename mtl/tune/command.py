@@ -13,12 +13,11 @@ from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection, create_study
 from optuna.trial import FrozenTrial, TrialState
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mtl.checks import InputError, require
 from mtl.config.resume import Composer
+from mtl.files.tables import console_table
 from mtl.runs.commands import program as own_program
 from mtl.runs.console import make_lasting
 from mtl.runs.results import number
@@ -125,13 +124,8 @@ def show_best(study: Study) -> None:
     console, trials, best = Console(), study.get_trials(deepcopy=False), best_trials(study)
     counts = {text: sum(trial.state == state for trial in trials) for state, text in STATES.items()}
     counted = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
-    table = Table(title=f"{study.study_name}: {counted}", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("trial", justify="right")
-    table.add_column(monitor_of(study), justify="right")
-    table.add_column("parameters")
-    for trial in best[:MOST]:
-        table.add_row(str(trial.number), number(trial.value), short(trial.params))
-    console.print(table)
+    rows = [[str(trial.number), number(trial.value), short(trial.params)] for trial in best[:MOST]]
+    console.print(console_table(["trial", monitor_of(study), "parameters"], rows, f"{study.study_name}: {counted}"))
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     for trial in failed[:MOST]:
         console.print(

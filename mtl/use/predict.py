@@ -13,11 +13,10 @@ from typing import Any
 import polars as pl
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from mtl.checks import InputError, require
 from mtl.files.literals import printable
+from mtl.files.tables import console_table
 from mtl.files.writing import reported, writing
 from mtl.types import ROW
 from mtl.use.trained import TrainedModel, load
@@ -130,12 +129,7 @@ def show(table: pl.DataFrame, width: int | None = None) -> None:
             for name, text in zip(table.columns, row, strict=True):
                 print(f"  {name:{longest}}  {text}")
         return
-    grid = Table()
-    for name in table.columns:
-        grid.add_column(Text(name), justify="right" if table[name].dtype.is_numeric() else "left")
-    for row in rows:
-        grid.add_row(*map(Text, row))
-    Console(width=width).print(grid)
+    Console(width=width).print(console_table(table.columns, rows))
 
 
 def format_cell(value: object) -> str:
