@@ -18,6 +18,7 @@ from .formats import dates_in_format, numbers_in_format
 
 logger = logging.getLogger(__name__)
 
+FILE = "\0file"  # column with the file of each row, if a table has the rows of several files; for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
 SPELLINGS = {"": None, "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
@@ -74,7 +75,8 @@ def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
     """Return file (``where``), column, row and content of a cell, for messages."""
     value = frame[name][index]
     content = quote(value) if isinstance(value, str) else repr(value)
-    return f"{where}, column {name!r}, row {frame[ROW][index]}: {content}"
+    file = frame[FILE][index] if FILE in frame.columns else where
+    return f"{file}, column {name!r}, row {frame[ROW][index]}: {content}"
 
 
 def parse(column: pl.Series, form: str = "") -> pl.Series:
@@ -89,8 +91,8 @@ def parse(column: pl.Series, form: str = "") -> pl.Series:
 
 
 def named(frame: pl.DataFrame) -> list[str]:
-    """Return the columns of the table itself, without the numbers of its rows."""
-    return [name for name in frame.columns if name != ROW]
+    """Return the columns of the table itself, without the numbers and files of its rows."""
+    return [name for name in frame.columns if name not in (ROW, FILE)]
 
 
 def as_text(column: pl.Series) -> pl.Series:

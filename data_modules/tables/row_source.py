@@ -18,6 +18,7 @@ from mtl.types import ROW
 
 from ..files.cache import versions
 from ..files.reading import MEMORY, SUFFIXES, files_of, parsing, quote, read_bytes, read_gzip, regular_size
+from .columns import FILE
 
 PARQUET = ".parquet"
 ROWS = 1 << 16  # rows of a block
@@ -43,13 +44,15 @@ class RowSource:
 
     ``tables``: the rows of each file by its name in messages. ``from_text``: whether they were text files, whose cells
     are all texts or null. ``stamps``: size and time of each file that is read anew for each block. ``here`` names all
-    files in messages. Numbers may differ in type between files: all have the type that holds each of them.
+    files in messages. Numbers may differ in type between files: all have the type that holds each of them. ``origin``:
+    columns of the tables that name the file and the number of each row, if one table has the rows of several files.
     """
 
     here: str
     tables: Mapping[str, pl.LazyFrame]
     from_text: bool
     stamps: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    origin: Sequence[str] = ()
 
     @staticmethod
     def open(
@@ -99,7 +102,7 @@ class RowSource:
     @cached_property
     def schema(self) -> Mapping[str, pl.DataType]:
         """The columns, in the order of the first file, and their types; InputError unless all files agree."""
-        empty = {file: self._collect(file, lambda rows: rows.head(0)) for file in self.tables}
+        empty = {file: self._collect(file, lambda rows: rows.head(0).drop(self.origin)) for file in self.tables}
         for file, frame in empty.items():
             check_names(frame.columns, file)
         first, *others = empty.values()
@@ -134,9 +137,10 @@ class RowSource:
             "run ends",
         )
         types = {name: self.schema[name] for name in columns}
-        frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(*types))
+        wanted = [*types, *self.origin]
+        frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(wanted))
         frame = frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))  # type: ignore[arg-type]
-        return frame.with_row_index(ROW, offset=1 + block.start)
+        return frame if self.origin else frame.with_row_index(ROW, offset=1 + block.start)
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
         """Yield ``columns`` of all rows in blocks, each with the name of its file."""
@@ -155,8 +159,14 @@ class RowSource:
         fits = not self.stamps or count * width * CELL <= MEMORY
         wide = f"{count:,} rows of {width} columns, which do not fit into memory"
         require(fits, f"{self.here} has {wide}: use data=table_stream")
-        tables = {file: self._collect(file, lambda rows: rows).lazy() for file in self.tables}
-        return RowSource(self.here, tables, self.from_text)
+        parts = [(block.file, self.read(block, self.columns)) for block in self.blocks(None)]
+        if len(parts) == 1:
+            [(file, frame)] = parts
+            return RowSource(self.here, {file: frame.drop(ROW).lazy()}, self.from_text)
+        files = pl.Enum([file for file, _ in parts])  # one table, since a small block takes as long as a large one
+        named = [frame.with_columns(pl.lit(file, dtype=files).alias(FILE)) for file, frame in parts]
+        merged = {self.here: pl.concat(named, rechunk=True).lazy()}
+        return RowSource(self.here, merged, self.from_text, origin=(ROW, FILE))
 
     def whole(self) -> pl.DataFrame:
         """Return all rows."""
