@@ -248,7 +248,7 @@ class TableDataModule(TensorDataModule):
             weights = batch.weights[task.name]
             given = weights[labelled(task, batch.targets[task.name])]
             mean = float(given.mean()) if len(given) else 1.0
-            column = next(known.weight_column for known in self.labels if known.name == task.name) or self.weight_column
+            column = self._weight_columns_by_task()[task.name]
             here = f"{rows.source.here}, column {column!r}"
             require(mean > 0, f"{here}: all labels of task {task.name!r} have weight 0")
             batch.weights[task.name] = (weights / mean).float()
@@ -316,8 +316,11 @@ class TableDataModule(TensorDataModule):
     def _weights(self, frame: pl.DataFrame, where: str) -> dict[str, Tensor]:
         """Return the weight of each row for each task ``[N]``, as the columns have it, else 1. Raises InputError."""
         read = {name: read_weights(frame, name, where) for name in self.weight_columns}
-        columns = {task.name: task.weight_column or self.weight_column for task in self.labels}
+        columns = self._weight_columns_by_task()
         return {name: torch.ones(len(frame)) if not column else read[column] for name, column in columns.items()}
+
+    def _weight_columns_by_task(self) -> dict[str, str | None]:
+        return {task.name: task.weight_column or self.weight_column for task in self.labels}
 
 
 def read_weights(frame: pl.DataFrame, name: str, where: str) -> Tensor:

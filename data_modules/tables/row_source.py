@@ -136,10 +136,10 @@ class RowSource:
             f"{block.file} was changed, replaced or deleted while it was being read; it must stay as it is until the "
             "run ends",
         )
-        types = {name: self.schema[name] for name in columns}
+        types: dict[Any, pl.DataType] = {name: self.schema[name] for name in columns}
         wanted = [*types, *self.origin]
         frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(wanted))
-        frame = frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))  # type: ignore[arg-type]
+        frame = frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))
         return frame if self.origin else frame.with_row_index(ROW, offset=1 + block.start)
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
