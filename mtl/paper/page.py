@@ -132,8 +132,8 @@ def judge_again(paper: Paper, page: Path) -> None:
             if part.startswith(f"{group.name}\n") and group.key in groups and not paper.scale.best:
                 runs = groups[group.key]
                 listing = written(compare(runs, columns=columns_of(paper, runs)), published_of(paper, group, runs))
-                old = _TABLE.findall(part)[0]  # the first table of a section of runs
-                parts_of_page[index] = part.replace(old, f"{in_markdown(listing)}\n\n", 1).rstrip("\n") + "\n"
+                for old in _TABLE.findall(part)[:1]:  # the other tables are of costs and searches
+                    parts_of_page[index] = part.replace(old, f"{in_markdown(listing)}\n\n", 1).rstrip("\n") + "\n"
     write_text(page, "\n## ".join(parts_of_page))
     show(judgements, page)
 

@@ -74,6 +74,7 @@ BOTH = {"than": ["b", "c"]}
         ({"b": THREE}, {}, NOT_RUN, "0 runs against 3 runs of B"),
         ({"a": HIGH[:2]}, {"than": [], "at_least": 1}, UNDECIDED, "2 runs"),
         ({}, {"than": [], "at_least": 1}, NOT_RUN, "0 runs"),
+        ({"a": [5.0] * 3}, {"than": [], "at_most": 4}, CONTRADICTED, "5 ± 0, 3 runs"),
         # runs that never became binary do not support "after at most 5 epochs"
         ({"a": [*THREE, NAN]}, {"than": [], "at_most": 5}, UNDECIDED, "1.1 ± 0.058 (1 run without a value), 3 runs"),
         ({"a": [*THREE, NAN]}, {"than": [], "at_most": 0.1}, CONTRADICTED, None),
