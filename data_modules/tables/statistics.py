@@ -43,10 +43,15 @@ class Counts:
 
 @dataclass
 class Moments:
-    """Number, mean, variance and range of the numbers of a column, and whether cells are empty."""
+    """Number, mean, variance and range of the numbers of a column, and whether cells are empty.
+
+    Sums are of the distances to the first number, ``origin``. Sums of numbers near 2^53 would lose their last digits,
+    and so depend on the order of the rows.
+    """
 
     count: int = 0
-    mean: float = 0.0
+    origin: float = 0.0
+    distance: float = 0.0  # mean distance to ``origin``
     variance: float = 0.0
     least: float = math.inf
     largest: float = -math.inf
@@ -61,18 +66,24 @@ class Moments:
             return
         if float(values.min()) < low or float(values.max()) > high:
             self.bounds, values = (low, high), values.clip(low, high)
-        mean, variance, count = float(values.mean()), float(values.var(ddof=0)), len(values)
+        self.origin = self.origin if self.count else float(values[0])
+        apart = values - self.origin
+        distance, variance, count = float(apart.mean()), float(apart.var(ddof=0)), len(values)
         if self.count:
             # The moments of two parts from those of each (Chan, Golub and LeVeque, 1979)
-            both, apart = self.count + count, mean - self.mean
+            both, between = self.count + count, distance - self.distance
             share = count / both
-            self.variance += (variance - self.variance) * share + apart * apart * share * (1 - share)
-            self.mean += apart * share
+            self.variance += (variance - self.variance) * share + between * between * share * (1 - share)
+            self.distance += between * share
         else:
-            self.mean, self.variance = mean, variance
+            self.distance, self.variance = distance, variance
         self.count += count
         self.least = min(self.least, float(values.min()))
         self.largest = max(self.largest, float(values.max()))
+
+    @property
+    def mean(self) -> float:
+        return self.origin + self.distance
 
     @property
     def std(self) -> float:

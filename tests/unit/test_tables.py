@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
@@ -22,6 +23,7 @@ from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.row_source import Block
+from mtl.data_modules.tables.statistics import Moments
 
 from mtl.checks import InputError
 from mtl.training.losses import summed_losses
@@ -465,6 +467,19 @@ def test_split_by_share_and_by_files(way: str, few: Path, tmp_path: Path) -> Non
     assert counts["train"] == pytest.approx(250, abs=0 if way == "parquet" else 40)
     counts = made(few, way, tasks, val_path=str(folder)).row_counts()  # a tenth of the rows, not a ninth
     assert counts == pytest.approx({"train": 450, "val": 100, "test": 50}, abs=0 if way == "parquet" else 20)
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0**53 - 9, -1e18])
+def test_mean_and_deviation_do_not_depend_on_the_blocks_nor_on_the_size_of_the_numbers(shift: float) -> None:
+    step = 2.0 ** max(0, 8 * (abs(shift) > 2**53))  # neighbours at 1e18 are 128 apart
+    values = [shift + step * (index * 7 % 3 > 0) for index in range(40)]
+    for rows in (values, values[::-1]):
+        for size in (40, 7, 1):
+            found = Moments()
+            for start in range(0, 40, size):
+                found.add(pl.Series(rows[start : start + size]))
+            assert found.mean == pytest.approx(shift + step * 26 / 40, abs=0.5 * step)
+            assert found.std == pytest.approx(step * math.sqrt(26 / 40 * 14 / 40))
 
 
 def test_rows_are_drawn_whatever_the_blocks_are(few: Path) -> None:
