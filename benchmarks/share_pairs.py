@@ -23,7 +23,7 @@ import hydra  # noqa: E402
 import torch  # noqa: E402
 from optuna.trial import Trial  # noqa: E402
 
-from mtl.cli.explain import CONF  # noqa: E402
+from mtl.cli.compose import CONF  # noqa: E402
 from mtl.cli.run import run  # noqa: E402
 from mtl.cli.share import OWN  # noqa: E402
 from mtl.cli.study import first_run, split_words  # noqa: E402

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from mtl.cli.compose import CONF
 from mtl.cli.errors import as_one_message
-from mtl.cli.explain import CONF
 from mtl.runs.commands import program
 from mtl.runs.console import ConsoleHandler
 

@@ -44,7 +44,6 @@ def as_one_message(own: Callable[[BaseException], str | None] = lambda error: No
 
     ``own`` returns the sentence for the errors that it knows.
     """
-    os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     try:
         yield
     except SystemExit:
@@ -54,8 +53,8 @@ def as_one_message(own: Callable[[BaseException], str | None] = lambda error: No
 
 
 def end(error: BaseException, sentence: str | None = None) -> NoReturn:
-    """Exit with the message ``sentence``, by default that of ``explain``; with MTL_FULL_ERROR=1 raise ``error``."""
-    if os.environ.get("MTL_FULL_ERROR") == "1":
+    """Exit with the message ``sentence``, by default that of ``explain``; with HYDRA_FULL_ERROR=1 raise ``error``."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
     message, status = (f"error: {sentence}", 1) if sentence else explain(error)
     if status == 1:

@@ -8,21 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import causes, format_value, suggestion
+from mtl.cli.compose import opened
 from mtl.files.records import flatten
 from mtl.runs.commands import key_of
 
-CONF = Path(str(files("mtl.conf")))
 OF_HYDRA = ("Config group override must be", "integer string conversion")  # errors that Hydra raises as a ValueError
 
 
@@ -56,7 +54,7 @@ def explain(error: BaseException, words: Sequence[str]) -> str | None:
 def _nearest(key: str, words: Sequence[str]) -> str:
     """Return "; did you mean OPTION?" with the option or group most like ``key``, "" if there is none."""
     running = GlobalHydra.instance().is_initialized()
-    with nullcontext() if running else initialize_config_dir(str(CONF), version_base="1.3"):
+    with nullcontext() if running else opened():
         groups = GlobalHydra.instance().config_loader().list_groups("")
         chosen = [word for word in words if word.partition("=")[0] in groups and "," not in word]
         try:

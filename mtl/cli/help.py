@@ -16,6 +16,10 @@ FLAGS = (
     "  --trust PACKAGE               your package, whose classes checkpoints may name",
     "  --version                     the version of mtl",
 )
+FLAGS_OF_TRAIN = (
+    "  -m, --multirun                a run for each combination of values",
+    "  --cfg job                     print the configuration and stop",
+)
 LONGEST = 60  # characters of a value that are shown
 
 
@@ -42,7 +46,7 @@ def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
             shown = value if len(value) <= LONGEST else "..."
             lines += _described(f"{prefix}{name}={shown}", comment, width)
         lines.append("")
-    lines += ["Flags:", "", *FLAGS]
+    lines += ["Flags:", "", *(FLAGS_OF_TRAIN if file.name == "train.yaml" else ()), *FLAGS]
     print("\n".join(lines))
 
 

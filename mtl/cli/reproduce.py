@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
-from mtl.cli.explain import CONF
+from mtl.cli.compose import CONF
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
 SECTIONS = ("fixed", "groups", "gates", "space", "baseline", "published", "claims", "remarks", "tables")

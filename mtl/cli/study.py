@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli import resolvers
+from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.errors import as_one_message
-from mtl.cli.explain import CONF, explain
+from mtl.cli.explain import explain
 from mtl.cli.help import print_help
-from mtl.cli.train import composed
+from mtl.cli.line import read_line
+from mtl.runs.commands import Line, hydra_text
 
-resolvers.register()
 PROGRAM = (sys.executable, "-m", "mtl", "train")
 BOTH = "hydra.searchpath"  # option of the study and of its runs: folders of further YAML files
 
@@ -34,16 +31,6 @@ def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], li
     given = {word.partition("=")[0]: word for word in words}
     ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
     return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
-
-
-def with_searched(arguments: Sequence[str]) -> list[str]:
-    """Return ``arguments`` with ``--config-dir FOLDER`` and ``--trust PACKAGE`` replaced by words for all runs."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--config-dir", "--trust"):
-        parser.add_argument(flag, action="append", default=[])
-    given, words = parser.parse_known_args(arguments)
-    folders = [f"hydra.searchpath=[file://{os.path.abspath(folder)}]" for folder in given.config_dir]
-    return [*words, *folders, *(f"trust=[{package}]" for package in given.trust)]
 
 
 def first_run(words: Sequence[str]) -> DictConfig:
@@ -64,14 +51,18 @@ def first_run(words: Sequence[str]) -> DictConfig:
 
 def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Sequence[str] | None = None) -> None:
     """Show the help of ``conf/FILE``, or call ``run`` with the words of the command line, with Hydra set up."""
-    words = with_searched(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(words):
-        return print_help(usage, CONF / file, words)
+    name, line = Path(file).stem, Line()
 
     def sentence(error: BaseException) -> str | None:
         if isinstance(error, ModuleNotFoundError) and error.name in ("optuna", "sqlalchemy"):
-            return f"mtl {Path(file).stem} needs the package {error.name}: pip install -e '.[tune]'"
-        return explain(error, words)
+            return f"mtl {name} needs the package {error.name}: pip install -e '.[tune]'"
+        return explain(error, line.words)
 
-    with as_one_message(sentence), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        run(words)
+    with as_one_message(sentence):
+        line = read_line(sys.argv[1:] if arguments is None else arguments, name)
+        if line.help:
+            return print_help(usage, CONF / file, line.words)
+        # As a word, since the storage of a study keeps the words of its runs
+        searched = [f"{BOTH}={hydra_text(list(line.searched))}"] if line.searched else []
+        with opened():
+            run([*line.words, *searched])

@@ -54,11 +54,11 @@ class SweepTable(Callback):
     def stopped(self, config: DictConfig) -> None:
         """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""
         from mtl.report.summary import CSV
-        from mtl.runs.commands import GIVEN, sweep_command
+        from mtl.runs import commands
 
         self.on_multirun_end(config)
         if (Path(config.hydra.sweep.dir) / CSV).exists():
-            print(f"finish the sweep with: {sweep_command(GIVEN, config.hydra.sweep.dir)}")
+            print(f"finish the sweep with: {commands.sweep_command(commands.LINE.given, config.hydra.sweep.dir)}")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError

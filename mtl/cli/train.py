@@ -7,26 +7,28 @@ Slow imports are inside functions, so that ``--help`` and a mistyped option are 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
 from mtl.cli import errors, resolvers
-from mtl.cli.explain import CONF, explain
+from mtl.cli.compose import CONF, choices_of, composed, opened, recorded
+from mtl.cli.explain import explain
 from mtl.cli.help import print_help
+from mtl.cli.line import read_line
 from mtl.runs import commands
+from mtl.runs.commands import Line
 
-resolvers.register()
 log = logging.getLogger("mtl")
 
 USAGE = """
@@ -40,85 +42,80 @@ so for each combination of values.
 """
 
 
-class Start:
-    """The command line, the checkpoint that it starts from (read only once), and the words from this checkpoint."""
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint that a command line starts from, read only once, and the words that come from its run."""
 
-    argv: tuple[str, ...] = ()
     checkpoint: Any = None
-    words: tuple[str, ...] = ()
+    words: Sequence[str] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program with the words of the command line; print every error as one message."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        return print_help(USAGE.format(program=" ".join(commands.program())), CONF / "train.yaml", given)
-    commands.GIVEN[:] = given
-    Start.argv, Start.checkpoint, Start.words = tuple(sys.argv), None, ()
-    try:
-        with errors.as_one_message(lambda error: sentence_for(error, given)):
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing tracebacks
-            if not resolvers.RANK.isdecimal():
-                sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
-            read_start(given)
-            # argparse needs flags and their values first
-            sys.argv[1:] = sorted([*Start.words, *given], key=is_override)
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
-    finally:
-        sys.argv[:] = Start.argv
+    line, source = Line(), Source()
+    with errors.as_one_message(lambda error: sentence_for(error, line, source)):
+        line = read_line(sys.argv[1:] if arguments is None else arguments)
+        if line.help:
+            usage = USAGE.format(program=" ".join(commands.program()))
+            return print_help(usage, CONF / "train.yaml", line.words)
+        if not resolvers.RANK.isdecimal():
+            sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
+        if not line.multirun:
+            source = read_start(line.words)
+        words, job = [*source.words, *line.words], partial(task, line, source)
+        with opened(line.searched) as hydra:
+            if line.cfg:
+                return hydra.show_cfg("train", words, line.cfg, line.package, line.resolve)
+            commands.LINE = line
+            if line.multirun:
+                hydra.multirun("train", job, [*words, "hydra.mode=MULTIRUN"])
+            else:
+                hydra.run("train", job, words)
 
 
-def is_override(word: str) -> bool:
-    """Return whether a word of the command line is a Hydra override, not a flag or its value."""
-    return not word.startswith("-") and ("=" in word or word.startswith("~"))
-
-
-def read_start(given: Sequence[str]) -> None:
+def read_start(given: Sequence[str]) -> Source:
     """Read the checkpoint that the words ``given`` start from, and the words of its run that Hydra needs as well."""
     named = {word.partition("=")[0]: word for word in given if word.startswith(("ckpt=", "evaluate="))}
-    if len(named) != 1 or {"-m", "--multirun"} & set(given):
-        return
+    if len(named) != 1:
+        return Source()
     [(option, word)] = named.items()
     try:
         path = OverridesParser.create().parse_override(word).value()
     except HydraException:  # reported when Hydra reads it
-        return
+        return Source()
     if not isinstance(path, str):
-        return
+        return Source()
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
     from mtl.config.resume import stored_words, words_in_force
     from mtl.files.records import COMMAND, read_json
 
-    Start.checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
-    folder = resolvers.run_folder(str(Start.checkpoint.path))
+    checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
+    folder = resolvers.run_folder(str(checkpoint.path))
     in_memory = option == "ckpt" and folder and read_json(folder / COMMAND).get("rows")
     python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
     require(not in_memory, f"{word}: this run has its rows from Python; {python}")
-    own = [word for word in given if is_override(word)]
-    Start.words = tuple(words_in_force(stored_words(Start.checkpoint), own)[0])
+    return Source(checkpoint, words_in_force(stored_words(checkpoint), given)[0])
 
 
-def task(cfg: DictConfig) -> float | None:
+def task(line: Line, source: Source, cfg: DictConfig) -> float | None:
     """Run ``cfg``, which Hydra composed; a signal ends the run with one message."""
     from mtl.runs.signals import Stopped, stop_signals
 
-    if Start.argv:  # empty in a job that a launcher runs in a separate process
-        sys.argv[:] = Start.argv  # Lightning starts the other processes of the run with it
     try:
         with stop_signals.listening():
-            return start(cfg, HydraConfig.get(), Start.checkpoint, Start.words)
+            return start(cfg, HydraConfig.get(), line, source)
     except Stopped as stop:
         log.warning("%s", stop)
         sys.exit(128 + stop.number if resolvers.is_first() else 0)
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra continues with the next job and raises this at the end
             raise
-        errors.end(error, sentence_for(error, commands.GIVEN))
+        errors.end(error, sentence_for(error, line, source))
 
 
-def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Sequence[str] = ()) -> float | None:
-    """Lock the run folder and run; ``stored``: the words that come from ``checkpoint``."""
+def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float | None:
+    """Lock the run folder and run ``cfg``, which is a job of ``line``."""
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
@@ -133,9 +130,9 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Seque
     make_lasting()
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
-    words = [word for word in hydra_cfg.overrides.task if word not in stored]
+    words = list(hydra_cfg.overrides.task[len(source.words) :])
     local = [word for word in words if not is_harmless(word) and not word.startswith(("ckpt=", "evaluate="))]
-    commands.KEPT[:] = [*searched(hydra_cfg), *local]
+    commands.LINE = replace(line, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == words:
         record, last = read_json(folder / RESULTS), folder / CHECKPOINTS / "last.ckpt"
@@ -161,10 +158,11 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Seque
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
             return run(recorded(cfg, hydra_cfg, words), why_one_process=why_one_process)
+        checkpoint = source.checkpoint
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
-        trust = [*(cfg.trust or []), *classes_in(folders_of(hydra_cfg))]
+        trust = [*(cfg.trust or []), *classes_in(line.folders())]
         cfg = resumed_config(checkpoint, words, composed, trust, evaluate)
         cfg.ckpt = ckpt
         return run(cfg, checkpoint, why_one_process)
@@ -179,49 +177,10 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Seque
             release(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
 
 
-def folders_of(hydra_cfg: DictConfig) -> list[str]:
-    """Return the folders of ``--config-dir``."""
-    return [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
-
-
-def searched(hydra_cfg: DictConfig) -> list[str]:
-    """Return the words that make a command find the YAML files of ``--config-dir``."""
-    folders = [word for path in folders_of(hydra_cfg) for word in ("--config-dir", path)]
-    return [*folders, *(word for word in hydra_cfg.overrides.hydra if word.startswith("hydra.searchpath="))]
-
-
-def composed(words: Sequence[str]) -> DictConfig:
-    """Compose ``conf/`` with ``words``, and record the words and choices in the configuration, as for a checkpoint."""
-    cfg = hydra.compose("train", list(words), return_hydra_config=True)
-    with open_dict(cfg):
-        hydra_cfg = cfg.pop("hydra")
-    return recorded(cfg, hydra_cfg, words)
-
-
-def recorded(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
-    """Return ``cfg`` with its harmless ``words``, for a resumed run to compose, and its choices of config groups."""
-    from mtl.config.resume import is_harmless
-
-    with open_dict(cfg):
-        cfg.words = [word for word in words if is_harmless(word)]
-        cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))
-    return cfg
-
-
-def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str, str | list[str] | None]:
-    """Return the option chosen from each config group, without the experiment, which is only a set of values.
-
-    ``loggers``: the names of the loggers, since Hydra does not report the choice if there are several.
-    """
-    chosen = hydra_cfg.runtime.choices.items()
-    choices = {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
-    return choices | {"logger": choices.get("logger") or list(loggers or ()) or None}
-
-
-def sentence_for(error: BaseException, given: Sequence[str]) -> str | None:
+def sentence_for(error: BaseException, line: Line, source: Source) -> str | None:
     """Explain which word of the command line caused ``error``; None if it has another cause."""
     missing = re.sub("/(?=[^/]*$)", "=", str(getattr(error, "missing_cfg_file", "")))
-    if isinstance(error, MissingConfigException) and missing in Start.words:
+    if isinstance(error, MissingConfigException) and missing in source.words:
         file = f"{error.missing_cfg_file}.yaml"
         return f"the checkpoint has {missing}, a file of your own: add --config-dir FOLDER, which holds {file}"
-    return explain(error, [word for word in given if not word.startswith("-")])
+    return explain(error, line.words)

@@ -14,7 +14,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli.explain import CONF
+from mtl.cli.compose import CONF
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "gates"), "sampler", "pruner", "study"]

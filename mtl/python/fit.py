@@ -6,13 +6,12 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
@@ -24,10 +23,10 @@ from mtl.checkpoints.files import Checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import classes_in
 from mtl.checks import InputError, first_line, format_value, require
 from mtl.cli import resolvers
-from mtl.cli.explain import CONF, explain
+from mtl.cli.compose import CONF, composed, opened
+from mtl.cli.explain import explain
 from mtl.cli.folder import claim, release
 from mtl.cli.run import FromPython, run
-from mtl.cli.train import composed
 from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.config.words import options_of, plain, word
@@ -37,7 +36,6 @@ from mtl.files.writing import write_json
 from mtl.options import FilePath
 from mtl.options import valid as checked
 from mtl.runs import commands
-from mtl.runs.commands import in_quotes
 from mtl.runs.signals import Stopped, stop_signals
 from mtl.use.frames import to_polars
 from mtl.use.trained import TrainedModel, model_of
@@ -153,10 +151,9 @@ def _composed(
     """
     chosen = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
-    searched = [f"hydra.searchpath=[{in_quotes(f'file://{Path(config_dir).absolute()}')}]"] if config_dir else []
 
     def compose(words: Sequence[str]) -> DictConfig:
-        cfg = composed([*searched, *words])
+        cfg = composed(words)
         for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
             OmegaConf.update(cfg, option, values[option])
         if OmegaConf.is_interpolation(cfg, "label"):
@@ -165,7 +162,7 @@ def _composed(
         cfg.paths.run_dir = str(folder)
         return cfg
 
-    with own_hydra():
+    with own_hydra([f"file://{Path(config_dir).absolute()}"] if config_dir else []):
         try:
             return compose(words) if checkpoint is None else resumed_config(checkpoint, words, compose, trust)
         except Exception as error:
@@ -176,12 +173,12 @@ def _composed(
 
 
 @contextmanager
-def own_hydra() -> Iterator[None]:
+def own_hydra(searched: Iterable[str] = ()) -> Iterator[None]:
     """Compose with a Hydra of our own, and leave that of the caller's program, if it has one, as it is."""
     theirs, version = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        with opened(searched):
             yield
     finally:
         GlobalHydra.instance().hydra = theirs

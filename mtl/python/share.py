@@ -10,7 +10,7 @@ import polars as pl
 from omegaconf import OmegaConf
 
 from mtl.checks import format_value, require
-from mtl.cli.explain import CONF
+from mtl.cli.compose import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, word
 from mtl.files.literals import escaped

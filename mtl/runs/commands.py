@@ -5,16 +5,45 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtl.files.literals import escaped
 
-GIVEN: list[str] = []  # the words of this command line
-# The words that a run started from a checkpoint has to repeat, since a checkpoint keeps no folders, servers or classes
-KEPT: list[str] = []
 PYTHON: list[Path | None] = []  # the folder of the run that mtl.fit trains, if it does; None: a temporary one
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line: all that is ``given``, its overrides (``words``) such as ``gate=topk``, and its flags.
+
+    ``searched``: where Hydra finds further YAML files. ``local``: the words that a run started from a checkpoint of
+    this one has to repeat, since a checkpoint keeps no folders, servers or classes.
+    """
+
+    given: Sequence[str] = ()
+    words: Sequence[str] = ()
+    local: Sequence[str] = ()
+    searched: Sequence[str] = ()
+    help: bool = False
+    multirun: bool = False
+    cfg: str | None = None
+    resolve: bool = False
+    package: str | None = None
+
+    def folders(self) -> list[str]:
+        """Return the folders of the user's own YAML files, whose classes are trusted."""
+        return [path.removeprefix("file://") for path in self.searched if path.startswith("file://")]
+
+    def kept(self) -> list[str]:
+        """Return the words and flags that the command of a run started from a checkpoint needs."""
+        flags = [word for path in self.searched for word in ("--config-dir", path.removeprefix("file://"))]
+        return [*flags, *self.local]
+
+
+LINE = Line()  # that of this process
 
 
 def key_of(word: str) -> str:
@@ -27,7 +56,7 @@ def command(option: str, checkpoint: str | Path) -> str:
     if PYTHON:
         call = f"mtl.fit(frame, tasks, resume={str(PYTHON[0])!r})"
         return call if option == "ckpt" else f"mtl.load({str(checkpoint)!r}).evaluate(frame)"
-    return shlex.join([*program(), *KEPT, f"{option}={quoted(checkpoint)}"])
+    return shlex.join([*program(), *LINE.kept(), f"{option}={quoted(checkpoint)}"])
 
 
 def sweep_command(words: Iterable[str], folder: str | Path) -> str:

@@ -84,7 +84,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         **own,
         "seconds_per_epoch": None if seconds is None else float(seconds),
         "parameters": count_parameters(module.network),
-        "command": shlex.join([*commands.program(), *commands.GIVEN]) if commands.GIVEN else " ".join(sys.argv),
+        "command": shlex.join([*commands.program(), *given]) if (given := commands.LINE.given) else " ".join(sys.argv),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),

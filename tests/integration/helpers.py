@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checkpoints.files import read, read_to_resume
-from mtl.cli import train
+from mtl.cli import compose
 from mtl.cli.help import groups
 from mtl.cli.run import run
 from mtl.config.check import check
@@ -69,7 +69,7 @@ def _value(word: str) -> tuple[str, Any] | None:
 @cache
 def _composed(words: tuple[str, ...]) -> DictConfig:
     with own_hydra():
-        return train.composed(words)
+        return compose.composed(words)
 
 
 def compose_small(run_dir: Path, *words: str) -> DictConfig:

@@ -64,6 +64,15 @@ def test_layer_in_a_plain_model(package: Path) -> None:
         assert torch.allclose(value, same, atol=1e-3)
 
 
+def test_own_classes_resume_from_the_folder_of_a_search_path(package: Path, tmp_path: Path) -> None:
+    """As trials of studies do: their folders are trusted like those of --config-dir."""
+    train(package, tmp_path / "run")
+    words = [f"ckpt='{tmp_path}/run'", f"hydra.searchpath=['file://{package}/my_conf']", "recipe.max_epochs=2"]
+    done = Forked(words, tmp_path / "output", cwd=ROOT, env={"PYTHONPATH": str(package)}).wait()
+    assert done.status == 0, done.output
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["epochs"] == 2
+
+
 def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
     train(package, tmp_path / "run", "recipe.static_gate=true")
     checkpoint = str(tmp_path / "run" / "checkpoints" / "best.ckpt")

@@ -13,9 +13,10 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from mtl.cli.explain import CONF
+from mtl.cli.compose import CONF
 from mtl.cli.sweep import SweepTable
 from mtl.files.records import flatten
+from mtl.runs.commands import Line
 from mtl.runs.results import commit, print_results
 from tests.integration.helpers import composed
 from tests.run_folders import write_run
@@ -141,7 +142,7 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     assert capsys.readouterr().out == ""  # no job has begun
     write_run(tmp_path / "0", ["gate=a"], None, log="12:00:00 ERROR mtl: NaN loss\n")
-    monkeypatch.setattr("mtl.runs.commands.GIVEN", ["-m", "gate=a,b"])
+    monkeypatch.setattr("mtl.runs.commands.LINE", Line(given=["-m", "gate=a,b"]))
     function(*given)
     printed = capsys.readouterr().out
     assert "0 failed: NaN loss" in printed

@@ -184,7 +184,7 @@ def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch
     words += ["gate.k=3", "trainer.max_epochs=2", "trainer=default", "paths.output_dir=out"]
     kept = [word for word in words if not is_harmless(word)]
     assert kept == ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "paths.output_dir=out"]
-    monkeypatch.setattr(commands, "KEPT", ["--config-dir", "/my conf", *kept])
+    monkeypatch.setattr(commands, "LINE", commands.Line(local=kept, searched=["file:///my conf"]))
     signals = StopSignals()
     signals.number = 15
     with pytest.raises(Stopped) as stopped:

@@ -1,0 +1,59 @@
+"""Compose ``conf/`` with the words of a command line, and run it with Hydra. Imports nothing slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, open_dict
+
+from mtl.cli import resolvers
+
+resolvers.register()
+CONF = Path(str(files("mtl.conf")))
+
+
+@contextmanager
+def opened(searched: Iterable[str] = ()) -> Iterator[Any]:
+    """Provide the Hydra that finds the files of ``conf/``, and of ``searched``, such as ``file:///my/conf``."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        running: Any = GlobalHydra.instance().hydra
+        path = running.config_loader.get_search_path()
+        for place in searched:
+            path.prepend("command-line", place, SearchPathQuery(provider="schema"))
+        running.config_loader.repository.initialize_sources(path)
+        yield running
+
+
+def composed(words: Sequence[str]) -> DictConfig:
+    """Compose ``conf/`` with ``words``, and record the words and choices in the configuration, as for a checkpoint."""
+    cfg = hydra.compose("train", list(words), return_hydra_config=True)
+    with open_dict(cfg):
+        hydra_cfg = cfg.pop("hydra")
+    return recorded(cfg, hydra_cfg, words)
+
+
+def recorded(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
+    """Return ``cfg`` with its harmless ``words``, for a resumed run to compose, and its choices of config groups."""
+    from mtl.config.resume import is_harmless
+
+    with open_dict(cfg):
+        cfg.words = [word for word in words if is_harmless(word)]
+        cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))
+    return cfg
+
+
+def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str, str | list[str] | None]:
+    """Return the option chosen from each config group, without the experiment, which is only a set of values.
+
+    ``loggers``: the names of the loggers, since Hydra does not report the choice if there are several.
+    """
+    chosen = hydra_cfg.runtime.choices.items()
+    choices = {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
+    return choices | {"logger": choices.get("logger") or list(loggers or ()) or None}

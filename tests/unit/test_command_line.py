@@ -1,0 +1,76 @@
+"""The words and flags of mtl train, tune, share and reproduce, which are read in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from mtl.checks import InputError
+from mtl.cli import share, train, tune
+from mtl.cli.compose import composed
+from mtl.cli.line import read_line
+from mtl.cli.study import split_words, start
+
+
+def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
+    given = ["gate=topk", "--config-dir", str(tmp_path), "~logger", "-m", "seed=-1,2", f"--config-dir={tmp_path}/x/.."]
+    (tmp_path / "x").mkdir()
+    line = read_line(given)
+    assert line.words == ["gate=topk", "~logger", "seed=-1,2"]
+    assert line.folders() == [str(tmp_path), str(tmp_path)]
+    assert (line.given, line.multirun, line.help, line.cfg) == (given, True, False, None)
+    line = read_line(["--cfg", "job", "--resolve", "--package", "gate", "--help"])
+    assert (line.cfg, line.resolve, line.package, line.help) == ("job", True, "gate", True)
+
+
+@pytest.mark.parametrize("name", ["train", "tune", "share", "reproduce"])
+def test_flags_that_may_be_repeated_all_count(name: str, tmp_path: Path) -> None:
+    folders = [str(tmp_path / "a, b"), str(tmp_path / "c")]
+    for folder in folders:
+        Path(folder).mkdir()
+    given = ["--trust", "mine", "trust=[ours]", "--trust", "yours", "hydra.searchpath=[pkg://x]"]
+    line = read_line([*given, *(word for folder in folders for word in ("--config-dir", folder))], name)
+    assert line.words == ["trust=[ours,mine,yours]"]
+    assert line.searched == [*(f"file://{folder}" for folder in folders), "pkg://x"]
+    assert read_line(line.kept(), name).searched == line.searched
+
+
+def test_runs_of_a_study_get_all_folders_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two words that set one option, the last one counts, so all are in one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        (tmp_path / name / "gate").mkdir(parents=True)
+        (tmp_path / name / "gate" / f"{name}.yaml").write_text("_target_: mine.Gate\n")
+    found: list[DictConfig] = []
+
+    def run(words: Sequence[str]) -> None:
+        _, others = split_words(words, tune.OWN)
+        found.extend(composed([f"gate={name}", *others]) for name in ("first", "second"))
+
+    start("tune.yaml", "", run, ["--config-dir=first", "--trust=a", "n_trials=3", "--config-dir=second", "--trust=b"])
+    assert [(cfg.gate, cfg.trust) for cfg in found] == [({"_target_": "mine.Gate"}, ["a", "b"])] * 2
+
+
+@pytest.mark.parametrize("flag", ["--info", "-cn", "-cp", "--shell-completion", "--config-name=x", "-x=1"])
+def test_unknown_flag_gives_one_message(flag: str) -> None:
+    for main, name in ((train.main, "train"), (share.main, "share")):
+        with pytest.raises(SystemExit, match=f"^error: {flag}: no such flag; mtl {name} --help lists all$"):
+            main(["seed=1", flag])
+    with pytest.raises(InputError, match="--config-dir nowhere: no such folder"):
+        read_line(["--config-dir", "nowhere"])
+    with pytest.raises(InputError, match=r"trust=5: must be a list, as in trust=\[...\]"):
+        read_line(["trust=5", "--trust", "mine"])
+
+
+def test_configuration_is_printed_with_files_and_packages_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "mine.yaml").write_text("a: ${seed}\n")
+    given = ["--config-dir", str(tmp_path), "--trust", "mine", "gate=mine", "--resolve", "--cfg", "job", "--package"]
+    for section, text in (("trust", "- mine\n"), ("gate", "a: 0\n")):
+        train.main([*given, section])
+        assert capsys.readouterr().out == f"# @package {section}\n{text}"
