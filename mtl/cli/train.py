@@ -87,7 +87,7 @@ def read_start(given: Sequence[str]) -> Source:
         return Source()
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
-    from mtl.config.resume import stored_words, words_in_force
+    from mtl.config.resume import chosen_words
     from mtl.files.records import COMMAND, read_json
 
     checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
@@ -95,7 +95,7 @@ def read_start(given: Sequence[str]) -> Source:
     in_memory = option == "ckpt" and folder and read_json(folder / COMMAND).get("rows")
     python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
     require(not in_memory, f"{word}: this run has its rows from Python; {python}")
-    return Source(checkpoint, words_in_force(stored_words(checkpoint), given)[0])
+    return Source(checkpoint, chosen_words(checkpoint, given))
 
 
 def task(line: Line, source: Source, cfg: DictConfig) -> float | None:
@@ -150,13 +150,13 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
-        check(cfg, words)
         each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
         why_one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
         keys = {word.partition("=")[0] for word in words}
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
+            check(cfg, words)
             return run(recorded(cfg, hydra_cfg, words), why_one_process=why_one_process)
         checkpoint = source.checkpoint
         if checkpoint is None:
@@ -165,6 +165,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
         trust = [*(cfg.trust or []), *classes_in(line.folders())]
         cfg = resumed_config(checkpoint, words, composed, trust, evaluate)
         cfg.ckpt = ckpt
+        check(cfg, words)
         return run(cfg, checkpoint, why_one_process)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs

@@ -1,16 +1,18 @@
 """Compose the configuration of a run that resumes or tests a checkpoint.
 
-A checkpoint holds the words of its run's command line and the resolved configuration. A run that starts from it
-composes ``conf/`` with those words and its own, so references between options work as in any run. Every option that the
-weights depend on must then equal the checkpoint's, even if files of ``conf/`` have changed. Classes, files and servers
-come only from ``conf/`` and the command line, since the checkpoint may come from a stranger.
+A checkpoint holds the resolved configuration of its run. A run that starts from it composes ``conf/`` with the same
+choices from config groups. Where its own command line changes nothing, the checkpoint's value counts, and references
+between options work as in any run. Options that the weights depend on must then equal the checkpoint's. Files and
+servers come only from ``conf/`` and the command line, and classes are trusted ones, since the checkpoint may come from
+a stranger.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,6 +32,7 @@ Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "data", "permutation", "weighting")
+TRAINED_SECTIONS = (*FIXED_SECTIONS, "optimizer", "table_optimizer")  # those of a run that goes on with the training
 # It may change these keys, which say where files are and how rows are loaded, and keys that end with _url
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "eval_batch_size", "pin_memory")}
 FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check_batches``
@@ -44,6 +47,7 @@ NAMES = (
     *("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor"),
     *("precision", "shape", "target"),
 )
+MISSING: Any = object()
 TEXTS = ("label", "start_from")  # options whose text is free; other words without a dot choose from a config group
 
 
@@ -62,13 +66,17 @@ def is_harmless(word: str) -> bool:
     section, _, option = key.partition(".")
     if option == "_target_" and section in BUILT:
         return is_installed(section, value)
-    is_place = key == "data.data_dir" or (section == "data" and key.endswith("_url"))
-    if section in LOCAL or is_place or any(part.startswith("_") for part in key.split(".")):
+    if section in LOCAL or _is_place(key) or any(part.startswith("_") for part in key.split(".")):
         return False
     if option or key in TEXTS:
         return _is_value(value, option.rpartition(".")[2], section in OBJECTS)
     names = value if isinstance(value, list) else [value]
     return all(not isinstance(name, str) or re.fullmatch(r"[\w-]+(/[\w-]+)*", name) for name in names)
+
+
+def _is_place(key: str) -> bool:
+    """Return whether an option says where data are."""
+    return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
 
 
 def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
@@ -80,11 +88,6 @@ def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
     if isinstance(value, str):
         return "${" not in value and value != "???" and (not numbers_only or key in NAMES)
     return value is None or isinstance(value, bool | int | float)
-
-
-def _name(word: str) -> str:
-    """Return the name of the option or group that a word sets, without the package of a group."""
-    return key_of(word).split("@")[0]
 
 
 def stored_words(checkpoint: Checkpoint) -> list[str]:
@@ -99,60 +102,96 @@ def stored_words(checkpoint: Checkpoint) -> list[str]:
     return list(words)
 
 
-def words_in_force(stored: Sequence[str], given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the ``stored`` words that the words ``given`` on the command line do not replace, as two lists.
+def chosen_words(checkpoint: Checkpoint, given: Sequence[str] = ()) -> list[str]:
+    """Return the words of the run of ``checkpoint`` that choose from config groups, set top-level options, or delete.
 
-    The second list has the words below a newly chosen group, as ``trainer.devices=2`` is below ``trainer=default``.
+    Those that words ``given`` on the command line replace are left out.
     """
-    keys = {_name(word) for word in given}
-    kept = [word for word in stored if _name(word) not in keys]
-    below = [word for word in kept if keys.intersection(_name(word).split(".")[:-1][:2])]  # also callbacks.lr_schedule
-    return [word for word in kept if word not in below], below
+    keys = set(map(key_of, given))
+    words = [word for word in stored_words(checkpoint) if key_of(word) not in keys]
+    return [word for word in words if word.startswith("~") or _is_top(key_of(word))]
 
 
 def resumed_config(
-    checkpoint: Checkpoint, words: Sequence[str], compose: Composer, trust: Sequence[str] = (), evaluate: bool = False
+    checkpoint: Checkpoint,
+    words: Sequence[str],
+    compose: Composer,
+    trust: Sequence[str] = (),
+    evaluate: bool = False,
+    options: Iterable[str] = (),
 ) -> DictConfig:
-    """Return the resolved configuration of a run of ``words`` that starts from ``checkpoint``.
+    """Return the configuration of a run of ``words`` that starts from ``checkpoint``.
 
-    ``compose(words)`` returns the configuration of the installed ``conf/``. ``evaluate``: the run only tests. Raises
-    InputError if network, gate, data or (unless ``evaluate``) optimizer differ from the checkpoint's, or if the
-    checkpoint names classes that are not trusted.
+    ``compose(words)`` returns the configuration of the installed ``conf/``; it sets further ``options`` itself.
+    ``evaluate``: the run only tests. Raises InputError if network, gate, data or (unless ``evaluate``) optimizer differ
+    from the checkpoint's, or if the checkpoint names classes that are not trusted.
     """
-    saved, stored = checkpoint.config(trust), stored_words(checkpoint)
-    if evaluate and "data.test_path" in map(_name, words):  # which has the rows; the column split the training's file
-        stored = [word for word in stored if _name(word) != "data.split_column"]
-    sure, below = words_in_force(stored, words)
-    cfg = compose([*sure, *words])
-    if below:  # keep a word if its option has the same default under the new choice as under the run's
-        before, chosen = compose([word for word in stored if word not in below]), cfg
-        old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, chosen))
-        same = [word for word in below if _below(old, _name(word)) == _below(new, _name(word)) != {}]
-        cfg = compose([*sure, *same, *words])
-    try:
-        OmegaConf.resolve(cfg)
-    except OmegaConfBaseException as error:
-        raise InputError(first_line(error)) from None
-    encoder, given = saved["network"].get("config"), OmegaConf.select(cfg, "network.config", default=0)
-    # The words give none or a part of the encoder's description; the checkpoint has all of it
-    if given is None or (given and encoder and all(encoder.get(key, value) == value for key, value in given.items())):
-        cfg.network.config = encoder
-    trained = (*FIXED_SECTIONS, "optimizer", "table_optimizer")
-    sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (trained, FILES)
-    now: Any = OmegaConf.to_container(cfg, resolve=True)
-    if wrong := _differences(saved, now, sections, free):
-        alone: Any = compose([*stored, "paths.run_dir=."])  # outside of Hydra's own program, the default is not known
-        alone = OmegaConf.to_container(alone, resolve=True)
+    saved, base = checkpoint.config(trust), chosen_words(checkpoint)
+    given = {*(option for word in words for option in _set_by(word)), *options}
+    if evaluate and "data.test_path" in given:  # which has the rows; the column split the training's file
+        given.add("data.split_column")
+    before: Any = OmegaConf.to_container(compose(base), resolve=False)
+    now: Any = OmegaConf.to_container(compose([*chosen_words(checkpoint, words), *words]), resolve=False)
+    cfg, resolved = _merged(now, before, saved, given)
+    cfg.words = [word for word in stored_words(checkpoint) if key_of(word) not in set(map(key_of, words))]
+    cfg.words += [word for word in words if is_harmless(word)]
+    sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (TRAINED_SECTIONS, FILES)
+    if wrong := _differences(saved, resolved, sections, free):
         advice = "Leave these options out to use the checkpoint's, or start a new run"
-        if _differences(saved, alone, sections, free):  # whatever the command line says
+        alone = {**before, "paths": now["paths"]}  # outside of Hydra's own program, the default is not known
+        if _differences(saved, _merged(alone, alone, saved)[1], sections, free):  # whatever the command line says
             advice = f"Another version of mtl than this one, {__version__}, trained it: resume it with that version"
         raise InputError(f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. {advice}")
     return cfg
 
 
-def _below(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the flat ``values`` at ``key`` and below it."""
-    return {name: value for name, value in values.items() if f"{name}.".startswith(f"{key}.")}
+def _is_top(key: str) -> bool:
+    """Return whether a word with this key chooses from a config group or sets an option outside of all sections."""
+    return "." not in key.partition("@")[0]
+
+
+def _set_by(word: str) -> Iterable[str]:
+    """Return the options in sections that ``word`` sets: of a dict those in it, but in ``data``, as tasks, all."""
+    key, value = key_of(word), OverridesParser.create().parse_override(word).value()
+    if _is_top(key) or (key, value) == ("network.config", None):  # the checkpoint describes the whole encoder
+        return ()
+    return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else (key,)
+
+
+def _merged(now: Any, before: Any, saved: Mapping[str, Any], given: Iterable[str] = ()) -> tuple[DictConfig, Any]:
+    """Return the configuration composed with (``now``) and without (``before``) the words of the command line.
+
+    Values are those of ``saved`` where these words change nothing; ``given`` are the options that they set. The second
+    value has all references resolved.
+    """
+    fixed = tuple(f"{option}." for option in given)
+
+    def refers(text: Any, value: Any) -> bool:  # to options that give this value in the run of the checkpoint
+        if isinstance(text, str) and "${" in text:
+            with suppress(OmegaConfBaseException):
+                run["_"] = text
+                return bool(run["_"] == value)
+        return False
+
+    def merge(key: str, now: Any, before: Any, saved: Any) -> Any:
+        section, name = key.partition(".")[0], key.rpartition(".")[2]
+        if section in (*LOCAL, "choices", "words") or _is_place(key) or f"{key}.".startswith(fixed):
+            return now
+        if isinstance(now, dict) and isinstance(saved, dict):
+            nodes = (now, before if isinstance(before, dict) else {}, saved)
+            each = {n: merge(f"{key}.{n}", *(node.get(n, MISSING) for node in nodes)) for n in {**now, **saved}}
+            return {n: node for n, node in each.items() if node is not MISSING}
+        if before != now or saved is MISSING or refers(now, saved):
+            return now
+        own = section in OBJECTS and (name.startswith("_") or not _is_value(saved, name, numbers_only=True))
+        return now if own else saved
+
+    try:
+        run = OmegaConf.create(dict(saved))
+        cfg = OmegaConf.create({n: merge(n, now[n], before.get(n, MISSING), saved.get(n, MISSING)) for n in now})
+        return cfg, OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise InputError(first_line(error)) from None
 
 
 def _differences(

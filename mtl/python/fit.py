@@ -151,10 +151,11 @@ def _composed(
     """
     chosen = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
+    unwritten = [option for option, text in chosen.items() if text is None]  # such as names with spaces
 
     def compose(words: Sequence[str]) -> DictConfig:
         cfg = composed(words)
-        for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
+        for option in unwritten:
             OmegaConf.update(cfg, option, values[option])
         if OmegaConf.is_interpolation(cfg, "label"):
             names = (cfg.choices[group] for group in ("network", "gate", "weighting"))
@@ -164,7 +165,9 @@ def _composed(
 
     with own_hydra([f"file://{Path(config_dir).absolute()}"] if config_dir else []):
         try:
-            return compose(words) if checkpoint is None else resumed_config(checkpoint, words, compose, trust)
+            if checkpoint is None:
+                return compose(words)
+            return resumed_config(checkpoint, words, compose, trust, options=unwritten)
         except Exception as error:
             sentence = explain(error, words)
             if sentence is None and not isinstance(error, OmegaConfBaseException | InputError):

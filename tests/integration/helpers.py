@@ -83,9 +83,7 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
         smaller |= {} if {"data.num_groups", "experiment"} & given else {"num_groups": 1}
     if "rows" in cfg.data and "data.rows" not in given:
         smaller["rows"] = [60, 20, 20] if "source" in cfg.data else [600, 200, 200]  # pictures are dear
-    for name, value in smaller.items():
-        cfg.data[name] = value
-        cfg.words.append(f"data.{name}={value}")
+    cfg.data.update(smaller)
     cfg.paths.run_dir = str(run_dir)
     return cfg
 

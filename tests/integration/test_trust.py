@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.utils._pytree import tree_flatten
 
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.config.resume import config_to_load, is_harmless
+from mtl.config.resume import NAMES, config_to_load, is_harmless
+from mtl.files.records import flatten
 from mtl.use.prune import prune_run
 from mtl.use.trained import load
 from tests.integration.helpers import compose_small, resume_small
@@ -118,11 +120,29 @@ def test_harmless_words_are_kept(whole: Path, tmp_path: Path) -> None:
     words += ["callbacks.best.monitor=val/average", "trainer.devices=2", "optimizer._target_=torch.optim.RAdam"]
     words += ["label=two words", "start_from='/a/b.ckpt'", "data.path=/a/b.csv", "+data.tasks.x={kind: binary}"]
     assert [word for word in words if not is_harmless(word)] == []
-    stored = [word for word in read(whole)["config"]["words"] if not word.startswith("recipe")]
-    path = saved_with(whole, tmp_path, config=read(whole)["config"] | {"words": [*stored, "recipe.patience=7"]})
-    cfg = resume_small(path, tmp_path / "new")
-    assert cfg.callbacks.early_stopping.patience == 7
+    config = read(whole)["config"]
+    for key in ("recipe.patience", "callbacks.early_stopping.patience"):
+        config = changed(config, key, 7)
+    cfg = resume_small(saved_with(whole, tmp_path, config=config), tmp_path / "new")
+    assert cfg.recipe.patience == cfg.callbacks.early_stopping.patience == 7
     assert cfg.callbacks.best.dirpath == f"{tmp_path}/new/checkpoints"
+
+
+def test_no_text_of_a_stranger_names_a_file_a_server_or_a_class(whole: Path, tmp_path: Path) -> None:
+    """Whatever stands in the sections from which nothing is built, and in further options and objects there."""
+    config, expected = read(whole)["config"], resume_small(whole, tmp_path / "new")
+    for key, value in flatten({name: config[name] for name in ("callbacks", "logger", "trainer", "paths")}).items():
+        if isinstance(value, str | None) and key.rpartition(".")[2] not in (*NAMES, "progress"):  # null: no bar
+            config = changed(config, key, "/elsewhere")
+    for section in ("callbacks", "logger", "callbacks.best", "trainer"):
+        config = changed(config, f"{section}.more", {"_target_": "logging.FileHandler", "filename": "/elsewhere"})
+        config = changed(config, f"{section}._partial_", True)
+    for name in ("ckpt", "evaluate", "trust", "changed_data", "hydra"):
+        config = changed(config, name, "/elsewhere")
+    for name in ("data.data_dir", "data.base_url", "data.other_url"):
+        config = changed(config, name, "/elsewhere")
+    cfg = resume_small(saved_with(whole, tmp_path, config=config), tmp_path / "new")
+    assert cfg == OmegaConf.merge(expected, {"ckpt": cfg.ckpt})
 
 
 def callables() -> list[str]:
