@@ -40,7 +40,7 @@ def composed(words: Sequence[str]) -> DictConfig:
 
 
 def recorded(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
-    """Return ``cfg`` with its harmless ``words``, for a resumed run to compose, and its choices of config groups."""
+    """Return ``cfg`` with its harmless ``words``, for reports and resumed runs, and its choices of config groups."""
     from mtl.config.resume import is_harmless
 
     with open_dict(cfg):
