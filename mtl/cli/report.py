@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as for mtl tune"
     parser.add_argument("given", nargs="+", metavar="FOLDER", help=f"any folder that contains runs; or {of_study}")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
-    parser.add_argument("--baseline", metavar="SETTING", help="show FLOPs relative to those of this row of the table")
+    parser.add_argument(
+        "--baseline", metavar="SETTING", help="the setting to compare with; also shows FLOPs relative to its"
+    )
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
     with as_one_message():
         given = parser.parse_args(arguments)
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def compare_given(given: Sequence[str], **options: Any) -> None:
     """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``."""
+    options = {"curves": {}, **options}
     from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
     from mtl.report.section import section_of
     from mtl.report.summary import CSV, MARKDOWN, PAGE, heading, show, write_report
@@ -60,5 +63,4 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     intro = heading([Path(run) for each in runs for run in each.table["run"]])
     write_report(title, intro, sections, runs, target)
     for section in sections:
-        if section.comparison:
-            show(section.comparison, section.notes, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}")
+        show(section, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}")

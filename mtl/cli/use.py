@@ -99,7 +99,7 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         given = read_given(parser, arguments)
         from rich.console import Console
 
-        from mtl.files.tables import console_table
+        from mtl.files.tables import Table
         from mtl.use.prune import prune_run
 
         folder = given.out or beside(given.run, "pruned")
@@ -108,7 +108,7 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         for task, row in report.items():
             rows.append([task, *(f"{row[name]:,}" for name in columns), f"{row['difference']:.1e}"])
         header = ("task", "parameters", "of", "flops", "of", "largest difference")
-        table = console_table(header, rows, "parameters and FLOPs per sample that each task keeps")
+        table = Table(header, rows, "parameters and FLOPs per sample that each task keeps")
         Console(width=None if sys.stdout.isatty() else 120).print(table)
         print(folder)
 

@@ -17,8 +17,15 @@ def printable(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return ``text`` in one line of Markdown, without tags of HTML, links and pictures."""
-    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+    """Return ``text`` in one line of Markdown, where nothing in it is markup: no tags, links, pictures or emphasis."""
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", printable(text))
+    text = re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", text).replace("](", "]\\(")
+    return re.sub(r"[*`]|\\(?=[^\w\s(])|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+
+
+def plain(text: str) -> str:
+    """Return the text that ``markdown`` was given, in one line."""
+    return re.sub(r"\\([^\w\s]|_)", r"\1", text.replace("&lt;", "<").replace("&amp;", "&"))
 
 
 def unformatted(text: str) -> str:

@@ -1,26 +1,83 @@
-"""Tables of texts on the console: one look for all commands."""
+"""Tables of texts, on the console and in Markdown: one look for all commands and pages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich import box, table
 from rich.text import Text
 
-from mtl.files.literals import printable
+from mtl.files.literals import markdown, printable
 
-NUMBER = re.compile(r"[+-]?\d.{0,19}|-?")  # also "12 of 40", and what stands for an undefined number
+# Also "12 of 40", an interval behind the number, and what stands for an undefined number
+NUMBER = re.compile(r"[+-]?\d(?:.{0,19}|[\d.,]* \[.*\])|-?")
+_GAP = 3  # characters between columns
+_WHOLE_HEADER = 14  # longer headers may take several lines
+_WIDEST_NAME = 28  # characters of the first column; longer names take several lines
 
 
-def console_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
-    """Return a table whose cells are texts, not markup; columns of numbers are aligned on the right."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, name in enumerate(header):
-        numeric = all(NUMBER.fullmatch(row[number]) for row in cells)
-        table.add_column(Text(printable(name)), justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    return table
+class Bold(str):
+    """A text in bold type."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the rows; ``notes``: sentences below it. Texts are never markup."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column has numbers, which are aligned on the right."""
+        return [all(NUMBER.fullmatch(row[index]) for row in self.rows) for index in range(len(self.header))]
+
+    @property
+    def widths(self) -> list[int]:
+        """The width of each column in characters, if long headers are broken between words."""
+        heads = [len(name) if len(name) <= _WHOLE_HEADER else max(map(len, name.split(" "))) for name in self.header]
+        return [max(head, *(len(row[index]) for row in self.rows), 0) for index, head in enumerate(heads)]
+
+    def fitting(self, width: int) -> Table:
+        """Return the first columns, as many as fit into ``width`` characters, and a note on the others."""
+        first, *others = self.widths
+        ends = accumulate((_GAP + other for other in others), initial=min(first, _WIDEST_NAME))
+        shown = max(2, sum(end <= width for end in ends))
+        notes = [*self.notes, *([f"Not shown here: {', '.join(self.header[shown:])}."] if self.header[shown:] else [])]
+        return replace(self, header=self.header[:shown], rows=[row[:shown] for row in self.rows], notes=notes)
+
+    def __rich__(self) -> table.Table:
+        """Return the table, without its notes, as ``rich`` prints it."""
+        shown = table.Table(
+            title=self.title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
+        )
+        for name, numeric, width in zip(self.header, self.numeric, self.widths, strict=True):
+            style: dict[str, Any] = {"justify": "right", "width": width} if numeric and width else {}
+            shown.add_column(Text(printable(name)), overflow="fold", **style)
+        for row in self.rows:
+            shown.add_row(*(Text(printable(cell), "bold" if isinstance(cell, Bold) else "") for cell in row))
+        return shown
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, below its title and above its notes."""
+        lines = [[_cell(cell) for cell in row] for row in (self.header, *self.rows)]
+        lines.insert(1, ["--:" if numeric else "---" for numeric in self.numeric])
+        cells = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        title = f"### {markdown(self.title)}" if self.title else ""
+        return "\n\n".join(part for part in (title, cells, bullets(self.notes)) if part)
+
+
+def bullets(notes: Sequence[str]) -> str:
+    """Return sentences as a list in Markdown."""
+    return "\n".join(f"* {markdown(note)}" for note in notes)
+
+
+def _cell(text: str) -> str:
+    shown = markdown(text).replace("|", "\\|")
+    return f"**{shown}**" if isinstance(text, Bold) else shown

@@ -8,13 +8,12 @@ from typing import Any
 
 import polars as pl
 
+from mtl.files.tables import Table
 from mtl.paper.definition import Joint, Part
-from mtl.report.compare import compare
-from mtl.report.grid import Published, listing, rounded
 from mtl.report.page import Section
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import SEEDS, Value
-from mtl.report.tables import written
+from mtl.report.settings import Published, compare
+from mtl.report.statistics import SEEDS, Value, rounded
 
 Row = dict[str, Value]  # by column, and by mean
 
@@ -46,17 +45,17 @@ def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Pu
     """Return the section on a joint table; ``theirs``: the published (mean, error) by the gate's key and the column."""
     columns, have = [*joint.columns, *joint.means], set(runs.table["setting"])
     published = {gate.name: theirs[gate.key] for gate in gates if gate.key in theirs and gate.name in have}
-    comparison = compare(runs, columns=columns)
+    settings = compare(runs, columns=columns)
     if not joint.best:
-        return Section(joint.name, "", comparison, written(comparison, published))
+        return Section(joint.name, "", settings, [settings.table(published)])
     rows = []
     for name in dict.fromkeys(runs.table["setting"]):
         best = _with_means(joint, {column: _best(runs, name, column) for column in joint.columns})
         rows.append([name, *(_text(best[column]) for column in columns)])
         if name in published:
             rows.append([f"{name}, published", *(_text(published[name].get(c, (None,))[0]) for c in columns)])
-    best_runs = listing("The best run of each column", ["gate", *columns], rows)
-    return Section(joint.name, "", comparison, written(comparison), [best_runs])
+    best_runs = Table(["gate", *columns], rows, "The best run of each column")
+    return Section(joint.name, "", settings, [settings.table(), best_runs])
 
 
 def _with_means(joint: Joint, row: Row) -> Row:

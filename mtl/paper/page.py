@@ -1,43 +1,51 @@
-"""Write the report on a table or figure of a publication: our numbers beside the published ones, and the verdicts."""
+"""Write the report on a table or figure of a publication: verdicts, and our numbers beside the published ones.
+
+All of it follows from the CSV file of the runs and the definition, but pictures and searches, which stay as they are.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from rich.console import Console
 
 from mtl.checks import require
-from mtl.files.tables import console_table
+from mtl.files.literals import markdown, plain
+from mtl.files.tables import Bold, Table, bullets
 from mtl.files.writing import write_bytes, write_text
-from mtl.paper.definition import Paper, Part, name_of
+from mtl.paper.definition import Claim, Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
-from mtl.paper.verdicts import RULES, Judgement, Pairs, Verdict, judge, judge_search
-from mtl.report.compare import compare
-from mtl.report.grid import Published, listing
-from mtl.report.page import Section, pictures_beside, render, render_markdown
+from mtl.paper.verdicts import Judgement, Pairs, Verdict, judge, judge_search
+from mtl.report.page import Picture, Section, html, linked, write_page
 from mtl.report.runs import FINISHED, UNFINISHED, Runs, metric_of, read_named_runs
-from mtl.report.section import PUBLISHED, section_of
+from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
+from mtl.report.settings import Published
 from mtl.report.statistics import DELTA, SEEDS
-from mtl.report.tables import in_markdown, written
-from mtl.report.trials import Trials, best_trials, section_of_trials
+from mtl.report.trials import SHARE, Trials, best_trials, section_of_trials
 from mtl.training.metrics import higher_is_better
 from mtl.tune.launch import run_folder
 
-FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the table of runs
-# Columns of the runs in a page's CSV
-KEPT = (
-    *("group", "setting", "state", *SEEDS, "overlap", FLOPS, PUBLISHED, BINARY),
-    *("training flops_selected", "parameters", "epochs", "test experts_per_sample", "seconds_per_epoch"),
-)
-_TABLE = re.compile(r"^\|(?:.*\n)*?(?=### |!\[|\Z)", re.MULTILINE)  # a table and the sentences below it
+BINARY = "test binary_selectors"  # a column of the table of runs
+CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search chose; words that replace the file's
+# Columns of the CSV besides those of the tables and claims; the numbers among them belong to the costs
+KEPT = ("group", "setting", "run", "state", "reason", *SEEDS, "overlap", CHOSEN, OVERRIDES, BINARY, *COSTS)
+RULES = "rules.md"  # beside the pages of benchmarks/accuracy
+_DECISIVE = (Verdict.CONTRADICTED, Verdict.HOLDS, Verdict.UNDECIDED)  # the order of the rows
+HEADER = ("claim", "verdict", "gain in our runs, % [95 % interval]")
+_PICTURE = re.compile(r"^!\[(.*)\]\(.*\)\n?", re.MULTILINE)
 # By group and gate: the words that a search chose, and the trial
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
+
+
+# What a CSV does not have, by title: sections on searches, and the pictures of the others
+Kept = Mapping[str, Section]
 
 
 def write(
@@ -52,90 +60,144 @@ def write(
 
     ``chosen``: the words chosen by the search for each row of the tables. ``searches``: the trials of each group that
     has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the runs that have
-    ended stand beside it. ``changed``: words of the command line that replace options of the file; the report begins
-    with them.
+    ended stand beside it. ``changed``: words of the command line that replace options of the file.
     """
     if best := paper.scale.best:
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
     else:
         groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
+    names, kept = {gate.key: gate.name for gate in paper.gates}, dict[str, Section]()
+    pictures = {stem: [names[key] for key in keys if key in names] for stem, keys in paper.file.pictures.items()}
+    for group in paper.groups:
+        if runs := groups.get(group.key):
+            kept[group.name] = Section(group.name, figures=pictures_of(runs, paper.file.curves, pictures)[0])
+        if trials := searches.get(group.key):
+            found = section_of_trials(trials, f"{group.name}: search", best=best or SHARE, curves={})
+            kept[found.title] = replace(found, settings=None, costs=None, tables=found.tables[1 if best else 0 :])
+    drawn = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
+    kept |= {"Figures": Section("Figures", figures=drawn)} if drawn else {}
+    known = {claim.text: judged_search(paper, claim, searches) for claim in paper.file.claims if claim.times}
+    table = runs_table(paper, groups, {} if best else chosen, folder, changed)
+    report = report_of(paper, text := table.write_csv(), kept, known)
+    every = linked(report.sections, "picture", every=True)
+    files = {
+        folder / "report.html": html(report.title, report.text("runs", every), every),
+        folder / "report.md": report.text("runs"),
+        folder / "runs.csv": text,
+    }
+    if page:
+        page = page if page.suffix == ".md" else page / f"{paper.name}.md"
+        claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
+        own = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
+        ended = table.filter(pl.col("state") != UNFINISHED).select(own) if own else table
+        text = ended.select(each for each in ended if each.null_count() < len(ended)).write_csv()
+        again = report_of(paper, text, kept, known)
+        beside = linked(again.sections, page.stem)
+        files |= {page: again.text(page.stem, beside), page.with_suffix(".csv"): text}
+        for name, each in beside.items():
+            write_bytes(page.with_name(name), each.png)
+    for path, content in files.items():
+        write_text(path, content)
+    show(report.judgements, folder / "report.html")
+
+
+def judge_again(paper: Paper, page: Path) -> None:
+    """Write ``page``, made by ``write``, anew, as the runs in the CSV file beside it tell. Raises InputError."""
+    file = page.with_suffix(".csv")
+    require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")
+    kept, known = dict[str, Section](), dict[str, Judgement]()
+    for part in page.read_text().split("\n## ")[1:]:
+        title, _, body = part.partition("\n")
+        figures = [Picture(plain(caption), b"") for caption in _PICTURE.findall(body)]
+        kept[plain(title)] = Section(plain(title), _PICTURE.sub("", body).strip("\n"), figures=figures)
+        rows = [plain(line).strip("| ").split(" | ") for line in body.splitlines() if line.startswith("|")]
+        verdicts = {row[0]: (row[1].strip("*"), row[2]) for row in rows if len(row) == 3}
+        for claim in paper.file.claims:
+            verdict, reason = verdicts.get(claim.text, ("", ""))
+            if verdict in list(Verdict):
+                known[claim.text] = Judgement(claim, Verdict(verdict), reason)
+    report = report_of(paper, file.read_text(), kept, known)
+    write_text(page, report.text(page.stem, linked(report.sections, page.stem)))
+    show(report.judgements, page)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the ``runs`` in the CSV of a page tell: a judgement of each claim, and the sections."""
+
+    paper: Paper
+    runs: pl.DataFrame
+    judgements: Sequence[Judgement]
+    sections: Sequence[Section]
+
+    @property
+    def title(self) -> str:
+        return f"{self.paper.file.title}: {self.paper.file.source}"
+
+    def text(self, name: str, pictures: Mapping[str, Picture] | None = None) -> str:
+        """Return the page in Markdown; the CSV beside it is NAME.csv; ``pictures``: as in ``write_page``."""
+        key, scale = self.paper.name, self.paper.file.scale
+        lead = f"Scale {scale}: {markdown(self.paper.scale.note)}."
+        made = [shlex.join(["mtl", "reproduce", key, f"scale={scale}"])]
+        if OVERRIDES in self.runs.columns:
+            given = self.runs[OVERRIDES][0]
+            lead = f"**These are not the runs of the file: the command line has {markdown(given)}.** {lead}"
+            made = [f"{made[0]} {given}"]
+        if {"epochs", "seconds_per_epoch"} <= set(self.runs.columns):
+            seconds = self.runs.select((pl.col("epochs") * pl.col("seconds_per_epoch")).sum()).item()
+            made.append(f"{len(self.runs)} runs, {seconds / 3600:.1f} hours of training in all")
+        made.append(f"Settings, claims and published numbers: conf/paper/{key}.yaml")
+        verdicts = [each.verdict for each in self.judgements]
+        counts = [(each, verdicts.count(each)) for each in _DECISIVE if each in verdicts]
+        words = ", ".join(f"{count} {'hold' if each == 'holds' and count > 1 else each}" for each, count in counts)
+        said = f"**Claims that were run: {words}.** " if counts else ""
+        left = f"Not run: {verdicts.count(Verdict.NOT_RUN)} of {len(verdicts)} claims."
+        lead = f"{lead}\n\n{said}{left}" if verdicts else lead
+        end = f"## Where the numbers come from\n\n{bullets(made)}\n* All runs: [{name}.csv]({name}.csv)"
+        return write_page(self.title, self.sections, lead, end, pictures)
+
+
+def report_of(paper: Paper, text: str, kept: Kept, known: Mapping[str, Judgement]) -> Report:
+    """Return what the runs in a CSV file with this ``text`` tell.
+
+    ``known``: judgements, by the text of the claim, that count where the CSV does not have the numbers.
+    """
+    table = pl.read_csv(StringIO(text), infer_schema_length=None) if text.strip() else pl.DataFrame()
+    groups = groups_of(table)
     joints = joints_of(paper, groups)
-    judgements = judged(paper, groups | joints, searches)
-    sections = [claims_of(judgements, paper.file.remarks)]
+    judgements = judged(paper, groups | joints, known)
+    ordered = [each for verdict in _DECISIVE for each in judgements if each.verdict == verdict]
+    rows = [[each.claim.text, _marked(each.verdict), each.reason] for each in ordered]
+    tables, rules = ([Table(HEADER, rows)], f"[Rules]({RULES}) of the verdicts") if rows else ([], "")
+    sections = [Section("Claims" if rows else "Remarks", rules, tables=tables, notes=paper.file.remarks)]
+    sections = sections if rows or paper.file.remarks else []
     for key, runs in joints.items():
         sections.append(section_of_joint(paper.file.tables[key], runs, paper.gates, paper.published().get(key, {})))
     for group in paper.groups:
         if group.key in groups:
-            sections.append(section(paper, group, groups[group.key], chosen, searches.get(group.key)))
-        if group.key in searches and not best:
-            sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
-    figures = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
-    sections += [Section("Figures", figures=figures)] if figures else []
-    title = f"{paper.file.title}: {paper.file.source}"
-    intro = f"These are not the runs of the file: the command line has {' '.join(changed)}.\n\n" if changed else ""
-    intro += f"Scale {paper.file.scale}: {paper.scale.note}.\n\n"
-    intro += "Published numbers are marked; all others are means over our runs."
-    table = runs_table(groups, folder)
-    files = {
-        folder / "report.html": render(title, intro, sections),
-        folder / "report.md": render_markdown(title, intro, sections),
-        folder / "runs.csv": table.write_csv(),
-    }
-    if page:
-        claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
-        own = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
-        ended = table.filter(pl.col("state") != UNFINISHED) if own else table
-        page = page if page.suffix == ".md" else page / f"{paper.name}.md"
-        files[page] = render_markdown(title, intro, sections, page.stem).replace(f"{folder.absolute()}/", "")
-        files[page.with_suffix(".csv")] = ended.select(own).write_csv()
-        for name, picture in pictures_beside(page.stem, sections).items():
-            write_bytes(page.with_name(name), picture.png)
-    for path, text in files.items():
-        write_text(path, text)
-    show(judgements, folder / "report.html")
+            figures = kept[group.name].figures if group.name in kept else ()
+            sections.append(replace(section(paper, group, groups[group.key]), figures=figures))
+        sections += [kept[title] for title in (f"{group.name}: search",) if title in kept]
+    sections += [kept[title] for title in ("Figures",) if title in kept]
+    return Report(paper, table, judgements, sections)
 
 
-def judge_again(paper: Paper, page: Path) -> None:
-    """Write the verdicts and tables of ``page``, made by ``write``, anew, as the runs in the CSV file beside it tell.
+def _marked(verdict: Verdict) -> str:
+    return Bold(verdict) if verdict == Verdict.CONTRADICTED else str(verdict)
 
-    What rests on numbers that the CSV does not have stays, such as a claim on a search, costs, and pictures. Raises
-    InputError.
-    """
-    file = page.with_suffix(".csv")
-    require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")
-    text = page.read_text()
-    before, start, claims = text.partition("## Claims\n")
-    claims, end, rest = claims.partition("\n## ")
-    table = pl.read_csv(file, infer_schema_length=None)
-    table = table if "state" in table.columns else table.with_columns(state=pl.lit(FINISHED))
-    parts = table.partition_by("group", as_dict=True).items()
+
+def groups_of(table: pl.DataFrame) -> dict[str, Runs]:
+    """Return the runs of each group in the table of a page, without the columns that only other groups have."""
+    lacking = {"state": FINISHED, "run": "", "reason": None}  # in the first pages
+    table = table.with_columns(**{name: pl.lit(value) for name, value in lacking.items() if name not in table.columns})
     directions = {name: higher_is_better(name) for name in map(metric_of, table.columns)} | {DELTA: True}
     higher = {name: direction for name, direction in directions.items() if direction is not None}
-    measured = [name for name in table.columns if name not in KEPT]
-    tables = {  # without the columns that only other groups have
-        str(key): rows.drop(name for name in measured if rows[name].null_count() == len(rows)) for (key,), rows in parts
+    measured = [name for name in table.columns if name not in lacking]
+    parts = table.partition_by("group", as_dict=True) if "group" in table.columns else {}
+    return {
+        str(key): Runs(rows.drop(name for name in measured if rows[name].null_count() == len(rows)), "gate", {}, higher)
+        for (key,), rows in parts.items()
     }
-    groups = {key: Runs(rows, "gate", {}, higher) for key, rows in tables.items()}
-    cells = [line.strip("| ").split(" | ") for line in claims.splitlines() if line.startswith("|")]
-    kept = {row[0]: row[1:] for row in cells if len(row) == 3 and row[1] in list(Verdict)}
-    judgements = judged(paper, groups | joints_of(paper, groups), {})
-    for index, each in enumerate(judgements):
-        claim = each.claim
-        unknown = claim.times or claim.column not in table.columns or (claim.other or "seed") not in table.columns
-        if unknown and claim.text in kept:
-            verdict, reason = kept[claim.text]
-            judgements[index] = Judgement(claim, Verdict(verdict), reason)
-    section = render_markdown("", "", [claims_of(judgements, paper.file.remarks)]).partition(start)[2]
-    parts_of_page = f"{before}{start}{section}{end}{rest}".split("\n## ")
-    for index, part in enumerate(parts_of_page):
-        for group in paper.groups:
-            if part.startswith(f"{group.name}\n") and group.key in groups and not paper.scale.best:
-                runs = groups[group.key]
-                listing = written(compare(runs, columns=columns_of(paper, runs)), published_of(paper, group, runs))
-                for old in _TABLE.findall(part)[:1]:  # the other tables are of costs and searches
-                    parts_of_page[index] = part.replace(old, f"{in_markdown(listing)}\n\n", 1).rstrip("\n") + "\n"
-    write_text(page, "\n## ".join(parts_of_page))
-    show(judgements, page)
 
 
 def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
@@ -144,15 +206,19 @@ def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
     return {key: runs for key, runs in tables.items() if runs}
 
 
-def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials]) -> list[Judgement]:
-    """Return the judgement of each claim, also of those on groups and gates that have no runs."""
-    found = []
+def judged(paper: Paper, groups: Mapping[str, Runs], known: Mapping[str, Judgement]) -> list[Judgement]:
+    """Return the judgement of each claim, also of those on groups and gates that have no runs.
+
+    ``known``: judgements, by the text of the claim, that count where the runs do not have the numbers.
+    """
+    found, columns = [], {column for runs in groups.values() for column in runs.table.columns}
     for claim in paper.file.claims:
-        names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
+        names = names_of(paper, claim)
+        if claim.text in known and (claim.times or not {claim.column, claim.other or claim.column} <= columns):
+            found.append(known[claim.text])
+            continue
         if claim.times:
-            trials = searches.get(claim.group)
-            pairs = {key: pairs_of(trials, name, claim.column) for key, name in names.items()} if trials else {}
-            found.append(judge_search(claim, pairs, names, claim.higher))
+            found.append(judge_search(claim, {}, names, claim.higher))
             continue
         runs = groups.get(claim.group)
         own = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
@@ -163,12 +229,38 @@ def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Tria
     return found
 
 
-def runs_table(groups: Mapping[str, Runs], folder: Path) -> pl.DataFrame:
-    """Return the runs of all groups, with their paths below ``folder``."""
-    tables = [
-        runs.table.select(pl.lit(key).alias("group"), pl.col("run").str.strip_prefix(f"{folder}/"), pl.exclude("run"))
-        for key, runs in groups.items()
-    ]
+def judged_search(paper: Paper, claim: Claim, searches: Mapping[str, Trials]) -> Judgement:
+    """Return the judgement of a claim on the number of trials."""
+    trials, names = searches.get(claim.group), names_of(paper, claim)
+    pairs = {key: pairs_of(trials, name, claim.column) for key, name in names.items()} if trials else {}
+    return judge_search(claim, pairs, names, claim.higher)
+
+
+def names_of(paper: Paper, claim: Claim) -> dict[str, str]:
+    """Return the names of the gates of a claim by their keys."""
+    return {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
+
+
+def runs_table(
+    paper: Paper, groups: Mapping[str, Runs], chosen: Chosen, folder: Path, changed: Sequence[str]
+) -> pl.DataFrame:
+    """Return the runs of all groups, with their paths below ``folder``; further arguments as for ``write``."""
+    tables = []
+    for key, runs in groups.items():
+        words = {gate.name: chosen[key, gate.key] for gate in paper.gates if (key, gate.key) in chosen}
+        texts = {
+            name: f"{' '.join(own)} (trial {number} of the search)" for name, (own, number) in words.items() if own
+        }
+        path = pl.col("run", "reason").str.replace_all(f"{folder.absolute()}/", "", literal=True)
+        path = path.str.replace_all(f"{folder}/", "", literal=True)
+        columns = [pl.lit(key).alias("group"), path, pl.exclude("run", "reason")]
+        columns += (
+            [pl.col("setting").replace_strict(texts, default=None, return_dtype=pl.String).alias(CHOSEN)]
+            if texts
+            else []
+        )
+        columns += [pl.lit(shlex.join(changed)).alias(OVERRIDES)] if changed else []
+        tables.append(runs.table.with_columns(pl.col("run", "reason").cast(pl.String)).select(columns))
     return pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
 
 
@@ -188,55 +280,34 @@ def pairs_of(trials: Trials, gate: str, column: str) -> Pairs:
     return table.select(trials.validation, column).rows() if column in table.columns else []
 
 
-def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trials | None) -> Section:
-    """Return the section on one table; ``trials``: of its search, if any."""
-    published = published_of(paper, group, runs)
-    lines = [
-        f"{gate.name}: {' '.join(words)} (trial {number} of the search)"
-        for gate in paper.gates_of(group)
-        for words, number in [chosen[group.key, gate.key]]
-        if words
-    ]
+def section(paper: Paper, group: Part, runs: Runs) -> Section:
+    """Return the section on one table."""
+    theirs = paper.published().get(group.key, {})
+    published: Published = {
+        gate.name: theirs[gate.key] for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]
+    }
     measured = [gate for gate in paper.gates if any(runs.values(gate.name, FLOPS).values())]
     baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
-    names = {gate.key: gate.name for gate in paper.gates}
-    pictures = {stem: [names[key] for key in keys if key in names] for stem, keys in paper.file.pictures.items()}
-    shown: dict[str, Any] = {"columns": columns_of(paper, runs), "published": published, "baseline": baseline}
-    shown |= {"curves": paper.file.curves, "pictures": pictures}
-    if paper.scale.best and trials:
-        return section_of_trials(trials, group.name, best=paper.scale.best, **shown)
-    found = section_of(runs, group.name, **shown)
+    columns, unit = (
+        [name for name in paper.file.columns if name in runs.table.columns],
+        "trials" if paper.scale.best else "seeds",
+    )
+    found = section_of(runs, group.name, columns=columns, published=published, baseline=baseline, unit=unit)
+    lines = []
+    if CHOSEN in runs.table.columns:
+        lines = [
+            ": ".join(row)
+            for row in runs.table.select("setting", CHOSEN).unique(maintain_order=True).drop_nulls().rows()
+        ]
     planned, done = len(paper.gates_of(group)) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
-    if done < planned:
-        lines.append(f"{done} of {planned} runs have been done so far.")
+    lines += [f"{done} of {planned} runs have been done so far."] if done < planned else []
     return replace(found, notes=[*found.notes, *lines])
 
 
-def columns_of(paper: Paper, runs: Runs) -> list[str]:
-    """Return the columns of the paper's tables that ``runs`` have."""
-    return [column for column in paper.file.columns if column in runs.table.columns]
-
-
-def published_of(paper: Paper, group: Part, runs: Runs) -> Published:
-    """Return the published numbers of the gates of a group that have runs, by their names."""
-    theirs = paper.published().get(group.key, {})
-    begun = [gate for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]]
-    return {gate.name: theirs[gate.key] for gate in begun}
-
-
-def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Section:
-    """Return the section on the claims of the publication, with ``remarks`` below the verdicts."""
-    rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
-    if not rows:
-        return Section("Claims", "The file states none.", notes=remarks)
-    verdicts = listing("Verdicts", ["claim", "verdict", "our runs"], rows, remarks)
-    return Section("Claims", RULES, listings=[verdicts])
-
-
-def show(judgements: Iterable[Judgement], report: Path) -> None:
+def show(judgements: Sequence[Judgement], report: Path) -> None:
     """Print the verdicts, and where the report is."""
     console = Console(highlight=False)
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if rows:
-        console.print(console_table(["claim", "verdict", "our runs"], rows))
+        console.print(Table(HEADER, rows))
     console.print(str(report), soft_wrap=True, markup=False)

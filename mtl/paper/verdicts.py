@@ -1,27 +1,27 @@
-"""Judge whether the claims of a publication hold in our runs."""
+"""Judge whether the claims of a publication hold in our runs, by the rules of ``benchmarks/accuracy/rules.md``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from mtl.paper.definition import Claim
-from mtl.report.grid import rounded
 from mtl.report.statistics import (
     FEWEST,
-    POWER,
     SIGNIFICANCE,
     Difference,
     Outcome,
     Summary,
     Value,
     Values,
+    change_text,
     difference,
     one_sample,
+    rounded,
     runs_to_decide,
     summarise,
 )
@@ -31,23 +31,6 @@ BINARY = 0.99  # the share of one-hot selectors from which on a gate has selecte
 RESAMPLES = 2000  # of the trials of a search
 MOST = 1000  # a larger number of seeds is not spelled out
 Pairs = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
-RULES = (
-    f"A claim holds if the difference has the claimed sign and is significant (two-sided t test, p < {SIGNIFICANCE}); "
-    'where a size is claimed, "holds" adds only that the difference is not significantly less than claimed. It is '
-    "contradicted if the opposite sign is significant, or if the difference is significantly smaller than claimed. "
-    "Otherwise it is undecided: so many seeds would make the observed difference significant with probability "
-    f"{POWER:.0%}. Runs that failed or have no defined value leave only the better ones: with such runs of its gate a "
-    "claim does not hold, and with such runs of the other gate it is not contradicted. Runs of the same seeds are "
-    f"compared in pairs (Student's test) if there are {FEWEST}, else as samples (Welch's test). Where the values of "
-    "one gate hardly vary and those of the other are skewed, the test errs: of 3 to 10 lognormal values (sigma 1), 16 "
-    "to 18 % contradict a true claim, a bootstrap t test still 9 to 10 %, while a permutation test of 3 to 5 runs "
-    "shows nothing. A claim on one number holds if the mean over runs is within its bound and every run has the "
-    "number, and is contradicted if it is significantly outside. A claim on the selected experts is undecided while "
-    f"fewer than {BINARY:.0%} of the selectors are binary. A claim that a gate is worse by at most a share is tested "
-    "against that share. A claim on the number of trials of a search holds if it does in at least "
-    f"{1 - SIGNIFICANCE / 2:.1%} of {RESAMPLES:,} bootstrap samples of the trials; it is contradicted if it does in at "
-    f"most {SIGNIFICANCE / 2:.1%}."
-)
 
 
 class Verdict(StrEnum):
@@ -90,14 +73,15 @@ def judge(
     order = list(Verdict)
     verdict, reasons = max((each for each, _ in found), key=order.index), [reason for _, reason in found]
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}
-    reasons += [f"{share:.0%} of the selectors of {names[key]} are binary" for key, share in shares.items()]
-    if claim.binary and verdict != Verdict.NOT_RUN and min(shares.values(), default=1.0) < BINARY:
-        verdict = Verdict.UNDECIDED
+    if claim.binary:
+        reasons += [f"{share:.0%} of the selectors of {names[key]} are binary" for key, share in shares.items()]
+        if verdict != Verdict.NOT_RUN and min(shares.values(), default=1.0) < BINARY:
+            verdict = Verdict.UNDECIDED
     return Judgement(claim, verdict, "; ".join(reasons))
 
 
 def seeds_to_decide(mean: float, deviation: float, overlap: float = 0.0) -> str:
-    """Say how many seeds would make the mean difference significant with probability ``POWER``."""
+    """Say how many seeds would make the mean difference significant with the probability ``POWER``."""
     needed = runs_to_decide(mean, deviation, 1, overlap) if mean else math.inf
     count = f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
     return f"{count} seeds would decide"
@@ -127,17 +111,15 @@ def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: flo
     assert found is not None  # both settings have values
     assert short is not None
     found, short = found.times(sign), short.times(sign)
-    share = found.mean / abs(theirs.mean) if theirs.mean else None
-    digits = ".1g" if share and abs(share) < 0.001 else ".1f"
-    size = "" if share is None else f", {100 * abs(share):{digits}}% {'better' if found.mean > 0 else 'worse'}"
-    reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}{_p(found)}"
+    missing = f" ({_counted(found.undefined)} without a value)" if found.undefined else ""
+    reason = f"{_change(found, theirs)} against {name}{missing}"
     if by < 0:  # the claim is only that the gate is not worse than so
-        found, reason = short, f"{reason}; against {-by:.1%} worse{_p(short)}"
+        found, reason = short, f"{reason}; {_change(short, theirs)} against {-by:.1%} worse"
     verdict = None
     if found.outcome() == Outcome.WORSE:
         verdict = Verdict.CONTRADICTED
     elif by > 0 and short.outcome() == Outcome.WORSE:
-        verdict, reason = Verdict.CONTRADICTED, f"{reason}; less than the claimed {by:.0%}{_p(short)}"
+        verdict, reason = Verdict.CONTRADICTED, f"{reason}; {_change(short, theirs)} against the claimed {by:.0%}"
     elif found.outcome() == Outcome.BETTER:
         verdict = Verdict.HOLDS
     if verdict is None:
@@ -147,8 +129,9 @@ def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: flo
     return Verdict.UNDECIDED if biased else verdict, reason
 
 
-def _p(found: Difference) -> str:
-    return "" if found.p is None else f", p={found.p:.2g}"
+def _change(found: Difference, base: Summary) -> str:
+    """Return a difference, of which positive ones are better, in percent of ``base``; in its own unit if that is 0."""
+    return change_text(replace(found.times(100 / abs(base.mean) if base.mean else 1.0), undefined=0))
 
 
 def _few(*gates: Summary) -> Verdict:
@@ -156,9 +139,10 @@ def _few(*gates: Summary) -> Verdict:
 
 
 def _text(value: Summary) -> str:
-    mean = "-" if value.mean is None else rounded(value.mean, value.error)
-    undefined = f" ({_counted(value.undefined)} without a value)" if value.undefined else ""
-    return f"{mean}{undefined}"
+    found = one_sample(value)
+    known = found and found.interval and found.error
+    text = change_text(replace(found, undefined=0), sign="") if found and known else rounded(value.mean or 0.0, None)
+    return text + (f" ({_counted(value.undefined)} without a value)" if value.undefined else "")
 
 
 def _counted(runs: int) -> str:

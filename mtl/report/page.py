@@ -1,27 +1,27 @@
-"""Write sections of tables and pictures as one self-contained HTML page, and as Markdown."""
+"""Write sections of tables and pictures as Markdown, and that as one self-contained HTML page."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
 from io import BytesIO
 from pathlib import Path
+from string import Template
+from typing import Any
 
-import jinja2
-from markupsafe import Markup
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from mtl.files.literals import markdown, printable
 from mtl.files.records import own_file
-from mtl.report.compare import Comparison
-from mtl.report.grid import Listing
-from mtl.report.tables import bullets, in_markdown
+from mtl.files.tables import Table, bullets
+from mtl.report.settings import Settings
 
 _DPI = 120  # of figures in a page
-_SHORT = 24  # characters of a text that is aligned like a number
 _SHRUNK = 0.8  # pictures of runs, so that two stand beside each other
+_BRACKETS = "In brackets: 95 % intervals."
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,25 @@ class Picture:
 
     caption: str
     png: bytes = field(repr=False)
-    width: int
+    width: int = 0
     beside: bool = True
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: paragraphs, the comparison and its table, further tables, and pictures.
+    """A part of a page: paragraphs, tables with sentences below them, and pictures.
 
-    ``text``: paragraphs, separated by blank lines. ``notes``: sentences below the table, such as on failed runs.
+    ``text``: paragraphs in Markdown. ``settings``: what a table compares, of which the page begins with a sentence.
+    ``notes``: sentences below the tables, such as on failed runs. ``costs``: a table for the end of the page.
     """
 
     title: str
     text: str = ""
-    comparison: Comparison | None = None
-    table: Listing | None = None
-    listings: Sequence[Listing] = ()
-    figures: Sequence[Picture] = ()
+    settings: Settings | None = None
+    tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
+    figures: Sequence[Picture] = ()
+    costs: Table | None = None
 
 
 def picture(figure: Figure, caption: str) -> Picture:
@@ -67,54 +68,52 @@ def _width(png: bytes) -> int:
     return int.from_bytes(png[16:20])  # from its header
 
 
-def render(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Return the HTML page: it has no scripts, loads nothing, and follows the reader's choice of light or dark.
-
-    All texts are escaped.
-    """
-    return _template().render(title=title, intro=intro, sections=sections)
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
-    )
-    environment.globals["classes"] = _classes
-    environment.globals["encoded"] = lambda png: base64.b64encode(png).decode()
-    return environment.get_template("page.html")
-
-
-def _classes(listing: Listing) -> list[Markup]:
-    """Return the HTML attribute of each column's cells, which aligns texts and numbers differently."""
-    columns = [[entry.value for entry in column] for column in zip(*listing.rows, strict=True)]
-    wordy = [any(len(text) > _SHORT or text[:1].isalpha() for text in texts) for texts in columns]
-    return [Markup(' class="text"' if words else "") for words in wordy or [False] * len(listing.header)]
-
-
-def pictures_beside(name: str, sections: Sequence[Section]) -> dict[str, Picture]:
-    """Return the pictures that Markdown links, by their file names ``NAME_1.png`` and so on."""
-    drawn = [each for section in sections for each in section.figures if each.beside]
+def linked(sections: Sequence[Section], name: str, every: bool = False) -> dict[str, Picture]:
+    """Return the pictures that Markdown links, or all of them, by their file names ``NAME_1.png`` and so on."""
+    drawn = [each for section in sections for each in section.figures if every or each.beside]
     return {f"{name}_{number}.png": each for number, each in enumerate(drawn, 1)}
 
 
-def render_markdown(title: str, intro: str, sections: Sequence[Section], name: str | None = None) -> str:
-    """Return the sections in Markdown; with ``name``, link the pictures that ``pictures_beside(name, ...)`` names."""
-    parts, files = [f"# {markdown(title)}", _paragraphs(intro)], iter(pictures_beside(name or "", sections))
-    for section in sections:
-        parts += [f"## {markdown(section.title)}", _paragraphs(section.text)]
-        for listing in [*([section.table] if section.table else []), *section.listings]:
-            parts.append(in_markdown(listing))
-        parts.append(bullets(section.notes))
-        if name:
-            parts += [f"![{markdown(each.caption)}]({next(files)})" for each in section.figures if each.beside]
-    return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+def write_page(
+    title: str,
+    sections: Sequence[Section],
+    lead: str = "",
+    end: str = "",
+    pictures: Mapping[str, Picture] | None = None,
+) -> str:
+    """Return a page in Markdown: what each comparison shows, the sections, and at the end costs and ``end``.
+
+    ``lead``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
+    """
+    files = {id(each): name for name, each in (pictures or {}).items()}
+    shown = [(each, each.settings.sentence()) for each in sections if each.settings]
+    said = [f"* **{markdown(each.title)}**, {markdown(sentence)}" for each, sentence in shown if sentence]
+    costs = [replace(each.costs, title=each.title) for each in sections if each.costs]
+    parts = [f"# {markdown(title)}", lead, "\n".join(said), _BRACKETS if said else ""]
+    for each in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
+        parts += [f"## {markdown(each.title)}", each.text, *(table.markdown() for table in each.tables)]
+        parts.append(bullets(each.notes))
+        parts += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in each.figures if id(p) in files]
+    return "\n\n".join(part.strip("\n") for part in [*parts, end] if part.strip()) + "\n"
 
 
-def _paragraphs(text: str) -> str:
-    return "\n\n".join(map(markdown, text.split("\n\n")))
+def html(title: str, text: str, pictures: Mapping[str, Picture]) -> str:
+    """Return a text in Markdown as a page of HTML, without scripts, that loads nothing; light or dark as the reader's.
+
+    Tags in ``text`` are text. ``pictures``: those that it links, by the names of their files.
+    """
+
+    def image(self: Any, tokens: Any, index: int, *_: Any) -> str:
+        shown = pictures[tokens[index].attrs["src"]]
+        data, caption = base64.b64encode(shown.png).decode(), escape(printable(shown.caption))
+        return (
+            f'<figure style="width: {shown.width}px"><img src="data:image/png;base64,{data}" alt="{caption}" '
+            f'width="{shown.width}"><figcaption>{caption}</figcaption></figure>'
+        )
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.add_render_rule("image", image)
+    reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
+    reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    template = Template(Path(__file__).with_name("page.html").read_text())
+    return template.substitute(title=escape(printable(title)), body=reader.render(text))

@@ -104,7 +104,7 @@ class Runs:
     def overlap(self) -> float:
         """That of ``summarise`` for the runs: 0 unless they have random splits of their own."""
         done = self.table.filter(state=FINISHED)
-        if "overlap" not in done.columns or done["data_seed"].n_unique() < 2:
+        if not {"overlap", "data_seed"} <= {*done.columns} or done["data_seed"].n_unique() < 2:
             return 0.0
         return max((value for value in done["overlap"] if value), default=0.0)
 

@@ -9,20 +9,21 @@ from typing import Any
 import polars as pl
 
 from mtl.checks import require
-from mtl.report.compare import compare
+from mtl.files.tables import Table
 from mtl.report.curves import curves_of, draw
-from mtl.report.grid import Listing, Published, listing, rounded
 from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import FINISHED, Runs, config
-from mtl.report.statistics import summarise
-from mtl.report.tables import missing, written
+from mtl.report.settings import Published, compare
+from mtl.report.statistics import rounded, summarise
 
 CURVE = "val/loss"
 MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
 _PICTURES = ("expert_share*.png", "weights_over_training*.png", "connection*.png")
 _SMALL = 0.001  # a relative standard error of a cost below this is not shown
+_MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
+_LONGEST_REASON = 300  # characters
 FLOPS, TRAINING, PUBLISHED = "test flops_selected", "training flops_selected", "test multiply_adds"
-_COSTS = {  # columns of the table of runs
+COSTS = {  # columns of the table of runs
     "test experts_per_sample": "experts per sample",
     FLOPS: "FLOPs per sample",
     "test flops_dense": "FLOPs per sample, all experts",
@@ -44,34 +45,41 @@ def section_of(
     baseline: str | None = None,
     unit: str = "seeds",
     curves: Mapping[str, int] | None = None,
-    pictures: Mapping[str, Sequence[str]] | None = None,
 ) -> Section:
-    """Return the section on ``runs``: comparison, costs, the validation loss over training and the experts' weights.
+    """Return the section on ``runs``: the comparison, costs and, with ``curves``, the pictures of ``pictures_of``.
 
-    ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``grid``; ``baseline``: as in ``costs_of``.
-    ``curves``: further metrics to draw over training, each smoothed over so many steps. ``pictures``: for the
-    name, without suffix, of each picture file, the settings whose picture Markdown links too.
+    ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``Settings.table``; ``baseline``: the
+    setting with which the others are compared, also in their FLOPs, as in ``costs_of``.
     """
-    comparison, published = compare(runs, also, columns, unit), published or {}
-    shown = {quantity.column for quantity in comparison.quantities}
+    settings, published = compare(runs, also, columns, unit, baseline), published or {}
+    shown = {quantity.column for quantity in settings.quantities}
     lacking = {column for values in published.values() for column in values if column not in shown}
     notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
-    costs = costs_of(runs, baseline)
-    drawn, lacking_curves = _curves(runs, curves or {})
-    figures = [*drawn, *_weights(runs, pictures or {})]
-    table = written(comparison, published)
-    return Section(title, "", comparison, table, [costs] if costs.rows else [], figures, notes + lacking_curves)
+    figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
+    tables, notes = [settings.table(published)], [*notes, *lacking_curves]
+    return Section(title, "", settings, tables, notes, figures, costs_of(runs, baseline))
 
 
-def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
-    """Return the costs of each setting, means over finished runs; without rows if no run records any.
+def missing(runs: Runs) -> list[str]:
+    """Return a line for each unfinished run: its folder, its state, and its last message."""
+    rows = runs.table.filter(pl.col("state") != FINISHED).select("run", "state", "reason").rows()
+    lines = [f"{Path(run).name} {state}: {reason or 'no message'}" for run, state, reason in rows]
+    if not lines:
+        return []
+    more = [f"... and {len(lines) - _MOST_NAMED} more, in summary.csv"] if len(lines) > _MOST_NAMED else []
+    head = f"{len(lines)} of {len(runs.table)} runs have not finished:"
+    return [head, *(line[:_LONGEST_REASON] for line in lines[:_MOST_NAMED]), *more]
+
+
+def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
+    """Return the costs of each setting, means over finished runs; None if no run records any.
 
     ``baseline``: FLOPs are divided by the FLOPs of this setting; InputError if it has none.
     """
     done = runs.table.filter(state=FINISHED)
-    columns = [name for name in _COSTS if name in done.columns and done[name].count()]
+    columns = [name for name in COSTS if name in done.columns and done[name].count()]
     groups = {name: done.filter(setting=name) for name in runs.table["setting"].unique(maintain_order=True)}
-    header = [runs.heading, *(_COSTS[name] for name in columns)]
+    header = [runs.heading, *(COSTS[name] for name in columns)]
     rows = [[name, *(_cost(group[column].to_list()) for column in columns)] for name, group in groups.items()]
     note = f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with what it used."
     if PUBLISHED in columns:
@@ -86,10 +94,8 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
         for row in rows:
             pairs = zip(totals[row[0]], totals[baseline], strict=True)
             row += [f"{own / base:.3g}" for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
-        note += (
-            f" FLOPs of training: {_COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
-        )
-    return listing("Costs", header, rows if columns else [], [note])
+        note += f" FLOPs of training: {COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
+    return Table(header, rows, notes=[note]) if columns else None
 
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
@@ -104,6 +110,18 @@ def _cost(values: Sequence[float | None]) -> str:
     if found.mean is None:
         return "-"
     return rounded(found.mean, found.error if found.error and found.error > _SMALL * abs(found.mean) else None)
+
+
+def pictures_of(
+    runs: Runs, curves: Mapping[str, int], linked: Mapping[str, Sequence[str]] | None = None
+) -> tuple[list[Picture], list[str]]:
+    """Return pictures of the runs' losses over training and of the experts' weights, and notes on lacking curves.
+
+    ``curves``: further metrics to draw, each smoothed over so many steps. ``linked``: for the name, without suffix, of
+    each picture file, the settings whose picture Markdown links too.
+    """
+    drawn, notes = _curves(runs, curves)
+    return [*drawn, *_weights(runs, linked or {})], notes
 
 
 def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list[str]]:

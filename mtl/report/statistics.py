@@ -204,6 +204,35 @@ def difference(values: Values, others: Values, factor: float = 1.0, overlap: flo
     return Difference(mean, error, runs, 0, freedom, deviation, undefined, overlap)
 
 
+def change_text(found: Difference, unit: str = "", sign: str = "+") -> str:
+    """Return a difference with its 95 % interval, in decimals that show two digits of the interval's half.
+
+    They show at most four digits of the difference. ``sign``: "+", or "" for a size. Without an interval, and if some
+    runs have no value, the difference has two digits.
+    """
+    mean, ends = found.mean + 0.0, None if found.undefined else found.interval  # so that 0 has a plus sign
+    if ends is None or ends[0] == ends[1]:
+        return f"{number_text(mean, 2, sign)}{unit}"
+    half, most = (math.floor(math.log10(size)) for size in ((ends[1] - ends[0]) / 2, abs(mean) or 1e-9))
+    form = f",.{min(max(min(1 - half, 3 - most), 0), 6)}f"
+    return f"{mean:{sign}{form}}{unit} [{ends[0]:{form}}, {ends[1]:{form}}]"
+
+
+def number_text(value: float, digits: int, sign: str = "") -> str:
+    """Return a number with ``digits`` significant digits, or more before the decimal point."""
+    return f"{value:{sign},.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:{sign}.{digits}g}"
+
+
+def rounded(mean: float, error: float | None) -> str:
+    """Return a mean with four digits and its standard error, if there is one, with two."""
+    return number_text(mean, 4) + (f" ± {number_text(error, 2)}" if error else "")
+
+
+def p_text(p: float) -> str:
+    """Return a p-value as text with suitable digits."""
+    return "p<0.001" if p < 0.001 else f"p={p:.3f}" if p < 0.1 else f"p={p:.2f}"
+
+
 def gain(value: Value, single: Value, higher: bool) -> float:
     """Return by how much ``value`` is better than ``single``, in percent of it; NaN if undefined."""
     if len(defined((value, single))) < 2 or not single or value is None:

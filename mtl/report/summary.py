@@ -10,50 +10,56 @@ from rich.console import Console
 from rich.text import Text
 
 from mtl.files.literals import printable
+from mtl.files.tables import bullets
 from mtl.files.writing import write_text
-from mtl.report.compare import Comparison
-from mtl.report.page import Section, render, render_markdown
+from mtl.report.page import Section, html, linked, write_page
 from mtl.report.runs import Results, Runs, command, read_results
-from mtl.report.tables import console_tables, explanation
 
 CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
 _MOST = 3  # different commands, versions or data that are listed
 
 
-def write_report(title: str, intro: str, sections: Sequence[Section], runs: Sequence[Runs], target: Path) -> None:
-    """Write ``report.html``, ``summary.md`` and ``summary.csv``, with a row for each of ``runs``, into ``target``."""
+def write_report(
+    title: str, made: Sequence[str], sections: Sequence[Section], runs: Sequence[Runs], target: Path
+) -> None:
+    """Write ``report.html``, ``summary.md`` and ``summary.csv``, with a row for each of ``runs``, into ``target``.
+
+    ``made``: how the numbers were made, for the end of the page, as ``heading`` says it.
+    """
     table = pl.concat([each.table for each in runs], how="diagonal_relaxed")
+    end = f"## Where the numbers come from\n\n{bullets(made)}\n* All runs, with all of their numbers: [{CSV}]({CSV})"
+    pictures = linked(sections, "picture", every=True)
     write_text(target / CSV, table.write_csv())
-    write_text(target / MARKDOWN, render_markdown(title, intro, sections))
-    write_text(target / PAGE, render(title, intro, sections))
+    write_text(target / MARKDOWN, write_page(title, sections, end=end))
+    write_text(target / PAGE, html(title, write_page(title, sections, end=end, pictures=pictures), pictures))
 
 
-def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
-    """Print the tables in the width of the console (80 if unknown), and ``notes`` below them.
+def show(section: Section, files: str) -> None:
+    """Print what a section shows, in the width of the console (80 if unknown).
 
     ``files``: the files with all results, for the last line.
     """
-    console = Console(highlight=False)
-    mark, best = ("", "in bold") if console.is_terminal else ("<", "with <")
-    console.print()
-    for table in console_tables(comparison, console.width, mark):
-        console.print(table)
-        console.print()
-    for line in explanation(comparison, best):
-        console.print(Text(line, style="dim"))
+    console, sentence = Console(highlight=False), section.settings.sentence() if section.settings else ""
+    notes = [sentence] if sentence else []
+    for table in section.tables[:1]:
+        shown = table.fitting(console.width)
+        console.print("", shown, "")
+        notes += shown.notes
     for line in notes:
+        console.print(Text(printable(line), style="" if line == sentence else "dim"))
+    for line in section.notes:
         console.print(Text(printable(line)), soft_wrap=True)
     console.print(Text(printable(files), style="dim"), soft_wrap=True)
 
 
-def heading(runs: Sequence[Path], made_by: str = "") -> str:
-    """Return paragraphs on the finished ones of these run folders; "" without any.
+def heading(runs: Sequence[Path], made_by: str = "") -> list[str]:
+    """Return lines on the finished ones of these run folders; none without any.
 
     ``made_by``: the command that started all of them, if there is one, in place of their own commands.
     """
     found = [(path, results) for path in runs if (results := read_results(path)[0])]
     if not found:
-        return ""
+        return []
     days = sorted(each.finished[:16].replace("T", " ") for _, each in found if each.finished)
     when = "" if not days else f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
     lines = {
@@ -63,7 +69,7 @@ def heading(runs: Sequence[Path], made_by: str = "") -> str:
         "Code": _several([_code(each) for _, each in found]),
         "Command": made_by or _several([each.command for _, each in found]),
     }
-    return "\n\n".join(f"{name}: {printable(text)}" for name, text in lines.items() if text)
+    return [f"{name}: {printable(text)}" for name, text in lines.items() if text]
 
 
 def _several(texts: Sequence[str]) -> str:

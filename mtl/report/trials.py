@@ -18,12 +18,11 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
 from mtl.files.literals import unformatted
-from mtl.report.grid import Listing, listing
+from mtl.files.tables import Table
 from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.section import section_of
+from mtl.report.section import missing, section_of
 from mtl.report.statistics import Value
-from mtl.report.tables import missing
 
 SHARE = 0.05  # the share of the trials, the best by validation, that COMET's tables average
 PRUNED = "pruned"  # state of a run
@@ -102,7 +101,7 @@ def section_of_trials(
     figure = picture(draw(found, *names), caption)
     columns = zip(("validation", "test"), names, strict=True) if len(found) > 1 else ()
     tables = [ratios(found, attribute, name, trials.higher) for attribute, name in columns]
-    return replace(section, listings=[*section.listings, *tables], figures=[figure, *section.figures])
+    return replace(section, tables=[*section.tables, *tables], figures=[figure, *section.figures])
 
 
 def _name(column: str) -> str:
@@ -175,7 +174,7 @@ def trials_needed(values: Sequence[float], target: float, higher: bool) -> int |
     return next(reached, None)
 
 
-def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -> Listing:
+def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -> Table:
     """Return how many trials each setting needs to reach the result of each other setting with its whole budget.
 
     ``attribute``: "validation" or "test"; ``name``: the name of this value for the reader.
@@ -190,7 +189,7 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
         rows.append([own.setting, *cells])
     header = ["trials of", *(f"for {each.setting} with {each.whole}" for each in budgets)]
     note = f"The least number of trials with which the row's expected {name} is at least as good as the column's."
-    return listing(f"Tuning budget: {name}", header, rows, [note])
+    return Table(header, rows, f"Tuning budget: {name}", [note])
 
 
 def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 from torch import nn
 
 from mtl import __version__
 from mtl.files.records import RESULTS, read_json
-from mtl.files.tables import console_table
+from mtl.files.tables import Table
 from mtl.runs import commands
 from mtl.training.metrics import higher_is_better
 
@@ -148,7 +147,7 @@ def _tasks(record: Mapping[str, Any]) -> Table | str:
     metrics = list(dict.fromkeys([*mains.values(), *(metric for row in values.values() for metric in row)]))
     shown = metrics[:MOST_COLUMNS]
     rows = [[task, *(number(row[name]) if name in row else "" for name in shown)] for task, row in values.items()]
-    return console_table(["task", *shown], rows)
+    return Table(["task", *shown], rows)
 
 
 def _extremes(record: Mapping[str, Any], metric: str) -> str:
@@ -176,7 +175,7 @@ def _sharing(record: Mapping[str, Any]) -> Group:
     for expert in sorted(used):
         names = [[task for task in used[expert] if groups[task] == group] for group in numbers]
         rows.append([str(expert), *(" ".join(name.removeprefix("task_") for name in each) or "-" for each in names)])
-    table = console_table(["expert", *(f"true group {n}" for n in numbers)], rows, "\ntasks that use each expert")
+    table = Table(["expert", *(f"true group {n}" for n in numbers)], rows, "\ntasks that use each expert")
     pairs = list(itertools.combinations(groups, 2))
     together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}
     counted = []

@@ -12,12 +12,13 @@ import numpy as np
 from rich.console import Console
 
 from mtl.checks import require
+from mtl.files.literals import markdown, printable
+from mtl.files.tables import Table
 from mtl.files.writing import write_json
-from mtl.report.grid import Listing, listing, p_text
 from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.statistics import DELTA
+from mtl.report.statistics import DELTA, p_text
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
 from mtl.sharing.settings import Comparison
@@ -70,17 +71,20 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
     }
     write_json(found.folder / "share.json", content)
-    text = "\n\n".join([*(line if line.endswith(".") else f"{line}." for line in lines), command])
+    text = (
+        "\n\n".join(markdown(line if line.endswith(".") else f"{line}.") for line in lines)
+        + f"\n\n    {printable(command)}"
+    )
     paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
     path = next((path for path in paths if path.exists()), None)
     figures = [picture_of(path, path.parent, "Gradients of the tasks in a joint run", True)] if path else []
     sections = [
-        Section("Answers", text, listings=[_table([*tested, *tested_gates]), _choice([*sharing, *gates])]),
-        Section("Affinities", listings=_matrices(found, affinity), figures=figures),
-        replace(section_of(runs, "Settings"), text="Test values, for the record: nothing was chosen by them."),
+        Section("Answers", text, tables=[_table([*tested, *tested_gates]), _choice([*sharing, *gates])]),
+        Section("Affinities", tables=_matrices(found, affinity), figures=figures),
+        replace(section_of(runs, "Settings", curves={}), settings=None, text="For the record: they chose nothing."),
     ]
-    intro = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
-    write_report(f"Should these tasks share? {found.folder.name}", intro, sections, [runs], found.folder)
+    made = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
+    write_report(f"Should these tasks share? {found.folder.name}", made, sections, [runs], found.folder)
     console = Console(highlight=False)
     console.print("\n".join(["", *lines]), markup=False)
     console.print(command, soft_wrap=True, markup=False)
@@ -88,35 +92,35 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _matrices(found: Comparison, affinity: np.ndarray) -> list[Listing]:
+def _matrices(found: Comparison, affinity: np.ndarray) -> list[Table]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
-    listings = [_matrix(title, found.tasks, affinity, note)]
+    tables = [_matrix(title, found.tasks, affinity, note)]
     if found.pairs:
-        listings.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains))
-    return listings
+        tables.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains))
+    return tables
 
 
-def _choice(gains: Sequence[Gain]) -> Listing:
+def _choice(gains: Sequence[Gain]) -> Table:
     rows = [[each.task, each.setting, " + ".join(each.mates), str(each)] for each in gains]
-    return listing("Gains on validation rows, which choose", ["task", "setting", "with", "gain"], rows)
+    return Table(["task", "setting", "with", "gain"], rows, "Gains on validation rows, which choose")
 
 
-def _table(gains: Sequence[Gain]) -> Listing:
+def _table(gains: Sequence[Gain]) -> Table:
     rows = []
     for each in gains:
         ends = "[{:+.2g}, {:+.2g}]".format(*each.interval) if each.interval else "-"
         p = "-" if each.p is None else p_text(each.p)
         rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
     header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
-    return listing("Gains on test rows", header, rows, [RULE])
+    return Table(header, rows, "Gains on test rows", [RULE])
 
 
-def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Listing:
+def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Table:
     cells = [[f"{value:+.2g}" if np.isfinite(value) else "-" for value in row] for row in values]
-    return listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], notes)
+    return Table(["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], title, notes)
 
 
 def _json(values: Any) -> Any:

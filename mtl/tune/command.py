@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mtl.checks import InputError, require
 from mtl.config.resume import Composer
-from mtl.files.tables import console_table
+from mtl.files.tables import Table
 from mtl.runs.commands import program as own_program
 from mtl.runs.console import make_lasting
 from mtl.runs.results import number
@@ -125,7 +125,8 @@ def show_best(study: Study) -> None:
     counts = {text: sum(trial.state == state for trial in trials) for state, text in STATES.items()}
     counted = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
     rows = [[str(trial.number), number(trial.value), short(trial.params)] for trial in best[:MOST]]
-    console.print(console_table(["trial", monitor_of(study), "parameters"], rows, f"{study.study_name}: {counted}"))
+    table = Table(["trial", monitor_of(study), "parameters"], rows, f"{study.study_name}: {counted}")
+    console.print(table)
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     for trial in failed[:MOST]:
         console.print(

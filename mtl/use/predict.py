@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from mtl.checks import InputError, require
 from mtl.files.literals import printable
-from mtl.files.tables import console_table
+from mtl.files.tables import Table
 from mtl.files.writing import reported, writing
 from mtl.types import ROW
 from mtl.use.trained import TrainedModel, load
@@ -129,7 +129,7 @@ def show(table: pl.DataFrame, width: int | None = None) -> None:
             for name, text in zip(table.columns, row, strict=True):
                 print(f"  {name:{longest}}  {text}")
         return
-    Console(width=width).print(console_table(table.columns, rows))
+    Console(width=width).print(Table(table.columns, rows))
 
 
 def format_cell(value: object) -> str:

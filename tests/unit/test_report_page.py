@@ -13,7 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
-from mtl.report.page import picture, render
+from mtl.files.literals import markdown, plain
+from mtl.files.tables import Table
+from mtl.report.page import html as html_of
+from mtl.report.page import linked, picture, write_page
 from mtl.report.runs import read_named_runs
 from mtl.report.section import costs_of, section_of
 from mtl.report.summary import heading
@@ -51,27 +54,55 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     drawn = picture(Figure(figsize=(1, 1)), "a caption")
     (routing / "weights_over_training_layer_0.png").write_bytes(drawn.png)
     published = {"COMET": {"test loss": (0.49, 0.01), "test other": (1.0, None)}}
-    section = section_of(read_named_runs(named, NASTY), NASTY, published=published)
-    page = render(NASTY, NASTY, [replace(section, text=f"one\n\n{NASTY}")])
+    section = replace(section_of(read_named_runs(named, NASTY), NASTY, published=published, curves={}), text="one")
+    pictures = linked([section], "x", every=True)
+    page = html_of(NASTY, write_page(NASTY, [section], markdown(NASTY), pictures=pictures), pictures)
     assert "<script" not in page
+    assert "<b>" not in page
     assert not re.search(r"https?:|@import|url\(", page)
     [address] = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == drawn.png
     table = {row[0]: row[1:] for row in rows_of(page)[:6]}
-    assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0112 p=0.032*", "0.7000 (1/2)-0.0150"]
-    assert table["COMET"][1] == "0.5100 ± 0.0100"
-    assert table["COMET, published"] == ["", "0.49 ± 0.01", "-"]
-    assert table["alone"] == ["1", "0.5500+0.0400", "0.5000-0.2150"]
-    assert table["broken"] == ["0 of 1", "- (0/1)", "- (0/1)"]
-    assert 'class="published"' in page
-    assert "<b>0.5100 ± 0.0100</b>" in page
-    assert "of the means; p: Welch&#39;s t test, two-sided; *: p &lt; 0.05" in page
+    assert list(table) == [NASTY, "COMET", "COMET, published", "alone", "broken"]  # the header has the same name
+    assert table["COMET"] == ["2", "0.5100 ± 0.0100", "", "0.7150 ± 0.0050"]
+    assert table["COMET, published"] == ["", "0.49 ± 0.01", "", "-"]
+    assert table["alone"] == ["1", "0.5500", "+7.8", "0.5000"]
+    assert table[NASTY] == ["2", "0.6050 ± 0.0050", "+19 [5, 32]", "0.7000 (1/2)"]
+    assert table["broken"] == ["0 of 1", "- (0/1)", "-", "- (0/1)"]
+    assert "<strong>+19 [5, 32]</strong>" in page
+    assert "Welch's t test, bold if it excludes 0; 2 comparisons, not corrected" in page
+    assert page.count("is worse by 19 % [5, 32]; 2 undecided.") == 1
+    assert page.index("is worse by 19 %") < page.index("<table")
     assert "1 of 6 runs have not finished:" in page
     assert "Published, but no run has it: test other." in page
 
 
+MARKUP = [
+    "*a*",
+    "**b**",
+    "_c_",
+    "`d`",
+    "[e](f)",
+    "![g](h)",
+    "<i>j</i>",
+    "&lt;k",
+    "l\\*",
+    "m|n",
+    "<https://o>",
+    "p_q_r",
+    "\\",
+]
+
+
+@pytest.mark.parametrize("name", MARKUP)
+def test_names_are_text_whatever_they_look_like(name: str) -> None:
+    text = f"{markdown(name)}\n\n{Table(['x', name], [['a', name]], name, [name]).markdown()}"
+    assert html.unescape(re.sub(r"<[^>]+>", "", html_of("", text, {}))).count(name) == 5
+    assert plain(markdown(name)) == name
+
+
 def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
-    assert heading([tmp_path]) == ""
+    assert heading([tmp_path]) == []
     folders = [write_run(tmp_path / str(n), [], {"loss": 1.0}, {}, n) for n in range(3)]
     for number, folder in enumerate(folders[:2]):
         record = json.loads((folder / "results.json").read_text())
@@ -84,7 +115,7 @@ def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
         record |= {"versions": {"mtl": "0.1", "commit": "0123456789abcdef-dirty"}, "command": "mtl train"}
         (folder / "results.json").write_text(json.dumps(record))
     (folders[2] / "results.json").unlink()
-    assert heading(folders).split("\n\n") == [
+    assert heading(folders) == [
         "Runs: 2 of 3 finished, 2026-01-01 10:20 to 2026-01-02 10:20.",
         "Budget: 10 to 20 epochs a run, 30.0 minutes of training in all.",
         "Data: unnamed (visits.csv), rows: 1,000 train, 50 val",
@@ -95,16 +126,17 @@ def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
 
 def test_costs_are_means_of_what_runs_say(named: Named) -> None:
     costs = costs_of(read_named_runs(named), "alone")
+    assert costs is not None
     assert costs.header[1:4] == ["experts per sample", "FLOPs per sample", "parameters"]
     assert costs.header[-2:] == ["FLOPs per sample / alone", "FLOPs of training / alone"]
-    rows = [[entry.value for entry in row] for row in costs.rows]
+    rows = costs.rows
     assert rows[0] == ["COMET", "2", "1,234", "1,234", "3", "1.5", "1", "1"]
     assert rows[-1] == ["broken", *"-------"]
     for baseline, message in (("none", "must be one of the settings COMET"), ("broken", "no run of it has FLOPs")):
         with pytest.raises(InputError, match=f"baseline={baseline}: {message}"):
             costs_of(read_named_runs(named), baseline)
     failed = {folder: name for folder, name in named.items() if name[0] == "broken"}
-    assert section_of(read_named_runs(failed), "t").listings == []
+    assert section_of(read_named_runs(failed), "t").costs is None
 
 
 @pytest.mark.parametrize("training", [None, [9000.0, 9000.0, 6000.0]])  # what training batches used, if runs say it
@@ -118,5 +150,6 @@ def test_flops_relative_to_a_baseline(training: list[float] | None, tmp_path: Pa
         (folder / "results.json").write_text(json.dumps(record))
         named[folder] = (setting, number)
     first, second, sparse = training or flops
-    [_, row] = costs_of(read_named_runs(named), "dense").rows
-    assert [entry.value for entry in row[-2:]] == ["0.2", f"{sparse * 30 / ((first * 10 + second * 20) / 2):.3g}"]
+    costs = costs_of(read_named_runs(named), "dense")
+    assert costs is not None
+    assert costs.rows[1][-2:] == ["0.2", f"{sparse * 30 / ((first * 10 + second * 20) / 2):.3g}"]

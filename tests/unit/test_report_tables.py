@@ -14,11 +14,10 @@ from scipy.stats import ttest_ind, ttest_rel
 
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.report.compare import Comparison, compare
-from mtl.report.grid import grid
+from mtl.files.tables import Bold
 from mtl.report.runs import FINISHED, Runs, by_data, read_runs, with_means
-from mtl.report.statistics import delta_m
-from mtl.report.tables import console_tables, explanation, in_markdown, written
+from mtl.report.settings import Settings, compare
+from mtl.report.statistics import Difference, change_text, delta_m
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc", "minutes": "rmse"}
@@ -56,29 +55,35 @@ def many(num_tasks: int, num_settings: int, lacking: pl.Expr | None = None) -> R
     return Runs(with_means(table), "gate", main, {"mse": False, "loss": False})
 
 
-def shown(comparison: Comparison, width: int) -> str:
+def shown(comparison: Settings, width: int) -> str:
     console = Console(width=width)
     with console.capture() as captured:
-        for table in console_tables(comparison, width, "*"):
-            console.print(table)
+        console.print(comparison.table().fitting(width))
     text = captured.get()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     return text
 
 
 def test_console_at_80_columns(sweep: Path) -> None:
-    comparison = compare(read_runs([sweep]))
+    comparison = compare(
+        read_runs([sweep]), reference="shared_bottom", columns=["test click/auprc", "test minutes/rmse"]
+    )
     assert [line.rstrip() for line in shown(comparison, 80).splitlines()] == [
-        "network         seeds              loss↓     click auprc↑   minutes rmse↓",
-        "─" * 73,
-        "mmoe                2    0.5000 ± 0.0000    0.710 ± 0.010     1.60 ± 0.10",
-        "shared_bottom       2    0.5000 ± 0.0000    0.695 ± 0.015      1.50 (1/2)",
-        "                                 +0.0000    -0.015 p=0.50           -0.10",
-        "single_task         2    0.5000 ± 0.0000   0.795 ± 0.105*    1.30 ± 0.10*",
-        "                                 +0.0000    +0.085 p=0.57    -0.30 p=0.17",
+        "                                        against",
+        "                                 shared_bottom,",
+        "network         click auprc ↑                 %   minutes rmse ↓",
+        "─" * 64,
+        "single_task     0.795 ± 0.105   +14 [-162, 191]      1.30 ± 0.10",
+        "mmoe            0.710 ± 0.010      +2 [-11, 15]      1.60 ± 0.10",
+        "shared_bottom   0.695 ± 0.015                         1.50 (1/2)",
     ]
+    assert comparison.sentence() == (
+        "click auprc against shared_bottom: nothing is decided; "
+        "the best of the others is single_task, +14 % [-162, 191]."
+    )
+    assert comparison.table().fitting(40).notes[-1] == "Not shown here: against shared_bottom, %, minutes rmse ↓."
     assert comparison.notes == []
-    assert any(line.startswith("(m/n)") for line in explanation(comparison, "in bold"))
+    assert any(line.startswith("(m/n)") for line in comparison.table().notes)
 
 
 def test_markdown_with_published_rows(sweep: Path) -> None:
@@ -86,17 +91,18 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
         "shared_bottom": {"test click/auprc": (0.65, 0.01), "test loss": (0.4, None)},
         "gumbel": {"test loss": (0.25, None)},
     }
-    table = written(compare(read_runs([sweep])), published)
-    lines = in_markdown(table).splitlines()
-    assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
-    assert lines[2] == ("| mmoe | 2 | 0.5000 ± 0.0000 | 0.710 ± 0.010 | 1.60 ± 0.10 |")
-    assert lines[4] == "| shared_bottom, published |  | 0.4 | 0.65 ± 0.01 | - |"
-    assert "| **0.795 ± 0.105**<br>+0.085 ± 0.105 p=0.57 |" in lines[5]
-    assert lines[6] == "| gumbel, published |  | 0.25 | - | - |"
-    assert any("of the means; p: Welch's t test, two-sided; *: p < 0.05" in line for line in table.notes)
+    table = compare(read_runs([sweep])).table(published)
+    lines = table.markdown().splitlines()
+    assert lines[0] == "| network | loss ↓ | against mmoe, % | click auprc ↑ | minutes rmse ↓ |"
+    assert lines[1] == "| --- | --: | --: | --: | --: |"
+    assert lines[2] == "| mmoe | 0.5000 |  | 0.710 ± 0.010 | 1.60 ± 0.10 |"
+    assert lines[4] == "| shared_bottom, published | 0.4 |  | 0.65 ± 0.01 | - |"
+    assert lines[5] == "| single_task | 0.5000 | +0 | 0.795 ± 0.105 | 1.30 ± 0.10 |"
+    assert lines[6] == "| gumbel, published | 0.25 |  | - | - |"
+    assert any("by Welch's t test, bold if it excludes 0; 2 comparisons, not corrected" in line for line in table.notes)
 
 
-def losses(**settings: list[tuple[Any, Any, float]]) -> Comparison:
+def losses(**settings: list[tuple[Any, Any, float]]) -> Settings:
     """Compare runs of some settings, each given as (seed, data.seed, loss)."""
     rows = [(name, FINISHED, *row) for name, own in settings.items() for row in own]
     columns = {
@@ -131,19 +137,47 @@ def test_only_runs_of_equal_and_unique_seeds_are_pairs(seeds: Any, others: Any, 
     for order in ([0, 1, 2], [2, 0, 1]):  # of the rows
         first = [(*seed, value) for seed, value in zip(seeds, ONE, strict=True)]
         second = [(*others[n], TWO[n]) for n in order]
-        found = losses(A=first, B=second).quantities[0].differences["B"]
-        assert found is not None
-        assert (found.pairs, found.mean) == (pairs, pytest.approx(0.11))
+        found = losses(A=first, B=second).gains["B"]
+        assert (found.pairs, found.mean) == (pairs, pytest.approx(-100 * 0.11 / 2))  # a smaller loss is a gain
         assert found.p == pytest.approx(test.pvalue)
 
 
 def test_one_common_seed_does_not_outweigh_the_others() -> None:
     x, y = [1.0, 1.1, 0.9, 1.05, 0.95], [3.0, 0.3, 0.4, 0.5, 1.1]
     comparison = losses(A=[(n, 0, v) for n, v in enumerate(x)], B=[(n and n + 9, 0, v) for n, v in enumerate(y)])
-    found = comparison.quantities[0].differences["B"]
-    assert found is not None
-    assert found.mean == pytest.approx(0.06)  # not 2, that of seed 0
+    assert comparison.gains["B"].mean == pytest.approx(-6)  # not -200, that of seed 0
     assert comparison.notes == []
+
+
+def test_sentence_says_who_is_better_by_how_much_and_the_table_marks_it() -> None:
+    runs = {"A": [1.0, 1.1, 0.9], "B": [0.5, 0.55, 0.46], "C": [2.0, 2.1, 1.92], "D": [1.02, 1.05, 0.97]}
+    found = losses(**{name: [(seed, 0, value) for seed, value in enumerate(own)] for name, own in runs.items()})
+    better, worse = (found.gains[name] for name in "BC")
+    low, high = ttest_rel(runs["B"], runs["A"]).confidence_interval(0.95)
+    assert (better.mean, better.interval) == (
+        pytest.approx(49.667, abs=0.001),
+        pytest.approx((-100 * high, -100 * low)),
+    )
+    assert found.sentence() == (
+        f"loss against A: B is better by {change_text(better, ' %', '')}; "
+        f"C is worse by {change_text(worse.times(-1), ' %', '')}; 1 undecided."
+    )
+    rows = {row[0]: row[2] for row in found.table().rows}
+    assert list(rows) == ["B", "A", "D", "C"]  # the smallest loss first
+    assert [name for name, change in rows.items() if isinstance(change, Bold)] == ["B", "C"]
+    assert rows["B"] == "-50 [-63, -36]"
+
+
+def test_changes_have_as_many_decimals_as_their_interval() -> None:
+    texts = {
+        (2.5234, 0.2): "+2.52 [1.89, 3.16]",
+        (-0.04, 0.02): "-0.040 [-0.104, 0.024]",
+        (95.1927, 1e-9): "+95.19 [95.19, 95.19]",
+    }
+    for (mean, error), text in texts.items():
+        assert change_text(Difference(mean, error, 4, 4, 3.0)) == text
+    assert change_text(Difference(-0.0, 0.0, 3, 3, 2.0), " %") == "+0 %"
+    assert change_text(Difference(3.14159, None, 1, 0)) == "+3.1"
 
 
 @pytest.mark.parametrize("num_settings", [1, 3, 16])
@@ -159,9 +193,9 @@ def test_every_size_fits(num_tasks: int, num_settings: int) -> None:
 
 def test_many_tasks_are_a_mean() -> None:
     comparison = compare(many(128, 2))
-    assert [quantity.name for quantity in comparison.quantities] == ["loss", "mean over tasks of mse"]
+    assert [quantity.name for quantity in comparison.quantities] == ["loss", "mean mse"]
     mean = comparison.quantities[1]
-    assert (mean.means["gate1"].mean, mean.best) == (63.5 + 0.25 - 1, {"gate1"})
+    assert mean.means["gate1"].mean == 63.5 + 0.25 - 1
     assert comparison.notes == [
         "summary.csv has the values of each of the 128 tasks.",
         "gate1 is better than gate0 on 128 of 128 tasks.",
@@ -171,7 +205,7 @@ def test_many_tasks_are_a_mean() -> None:
 @pytest.mark.parametrize(("lacking", "text"), [(None, "-"), (math.nan, "- (0/2)")])
 def test_a_mean_over_tasks_needs_all_of_them(lacking: float | None, text: str) -> None:
     runs = many(17, 1, pl.lit(lacking, pl.Float64).alias("test task_003/mse"))
-    assert grid(compare(runs)).rows[0][3].value == text
+    assert compare(runs).table().rows[0][2] == text
 
 
 def test_values_that_no_run_has() -> None:
@@ -179,9 +213,7 @@ def test_values_that_no_run_has() -> None:
     own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test task_004/mse"))
     table = many(17, 2).table.with_columns(pl.lit(math.nan).alias("test loss"), own.alias("test task_004/mse"))
     comparison = compare(replace(many(17, 2), table=table), columns=["test loss", "test none", "test task_004/mse"])
-    rows = {row[0].value: row[1:] for row in grid(comparison).rows}
-    assert [entry.value for entry in rows["gate0"]] == ["2", "- (0/2)", "-"]
-    assert [entry.value for entry in rows["gate1"]] == ["2", "- (0/2)", "3.25 ± 0.25"]
+    assert comparison.table().rows == [["gate0", "- (0/2)", "-"], ["gate1", "- (0/2)", "3.25 ± 0.25"]]
     assert comparison.notes[0] == "No run has test none."
 
 
@@ -209,8 +241,9 @@ def test_several_folders_give_a_page_in_the_current_one_with_a_section_for_each_
     main(["sweep0", "sweep1", "sweep2"])
     text = Path("summary.md").read_text()
     headings = [line for line in text.splitlines() if line.startswith("#")]
-    assert headings == ["# 3 runs", "## books", "### Costs", "## jester", "### Costs"]
-    assert text.count("\n| gate | seeds | loss↓ |") == 1  # by which the runs on books differ
+    where = "## Where the numbers come from"
+    assert headings == ["# 3 runs", "## books", "## jester", "## Costs", "### books", "### jester", where]
+    assert text.count("\n| gate | loss ↓ |") == 1  # by which the runs on books differ
     assert pl.read_csv("summary.csv")["run"].to_list() == ["sweep0/0_x", "sweep1/0_x", "sweep2/0_x"]
     assert Path("report.html").read_text().count("<table") == 4
 

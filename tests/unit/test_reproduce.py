@@ -88,20 +88,22 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     for text in ("A &lt;title&gt;", "gate &lt;a&gt;", "less of everything"):
         assert text in html
     for text in (
-        "| a beats c. | holds | 0.101 ± 0.00058 against 2.101 ± 0.00058 of c, 95.2% better",
-        "| c beats a. | contradicted |",
+        "| a beats c. | holds | +95.19 [95.19, 95.19] against c |",
+        "| c beats a. | **contradicted** | -1,980 [-1,980, -1,980] against gate &lt;a> |",
+        "**Claims that were run: 1 contradicted, 1 holds.** Not run: 0 of 2 claims.",
+        "* **first group**, loss against c: 2 are better (most gate &lt;a>, by 95.19 % [95.19, 95.19]).",
         "\n\n* More runs of c would settle it.\n* Its start is unknown.\n\n",
         "x=2 (trial ",
         "first group: search",
         "FLOPs per sample / c",
-        "| gate &lt;a>, published |  | 0.1 ± 0.005 | - | - |",
+        "| gate &lt;a>, published | 0.1 ± 0.005 |  | - | - |",
     ):
         assert text in markdown
     assert str(tmp_path) not in (tmp_path / "page" / "mine.csv").read_text()
     page = (tmp_path / "page" / "mine.md").read_text()
     pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
     assert re.findall(r"!\[.+\]\((.+)\)", page) == pictures == ["mine_1.png"]  # the curve of the tuning budget
-    assert re.sub(r"!\[.+\n\n?", "", page).strip() == markdown.strip()
+    assert re.sub(r"!\[.+\n\n?", "", page).strip().replace("mine.csv", "runs.csv") == markdown.strip()
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
     assert table.filter(setting="gate <a>")["mean mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
     assert "a beats c." in capsys.readouterr().out
@@ -110,10 +112,13 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again[:2])
     assert (tmp_path / "page" / "mine.md").read_text() == page  # by the CSV alone
     line = "| Fewer trials. | holds | 3 times |\n"
-    edited = page.replace("| c beats a. |", f"{line}| c beats a. |").replace("holds | 0.1", "x")
+    edited = (
+        page.replace("| c beats a. |", f"{line}| c beats a. |").replace("holds | +95", "x").replace("| 40 | 2 |", "")
+    )
     (tmp_path / "page" / "mine.md").write_text(edited)
     reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again)
-    assert (tmp_path / "page" / "mine.md").read_text().replace(line, "") == page
+    redrawn = (tmp_path / "page" / "mine.md").read_text()
+    assert redrawn.replace(line, "").replace("2 hold.** Not run: 0 of 3", "1 holds.** Not run: 0 of 2") == page
     with pytest.raises(InputError, match="give the page of a report, with its CSV"):
         reproduce(tmp_path, judge=str(tmp_path / "nothing.md"))
 
@@ -134,10 +139,10 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     assert losses["test loss"].list.get(0).to_list() == pytest.approx([0.1, 0.1], abs=0.003)
     assert losses["test loss"].list.get(1).to_list() == pytest.approx([1.1, 1.1], abs=0.003)
     markdown = (folder / "report.md").read_text()
-    assert "| gate &lt;a>, published |  | 0.1 ± 0.005" in markdown
+    assert "| gate &lt;a>, published | 0.1 ± 0.005 |" in markdown
     assert "b: the best 2 of 3 trials (3 finished)." in markdown
     assert markdown.count("Tuning budget: validation loss") == 1
-    assert "The file states none.\n\n* More runs of c would settle it.\n" in markdown
+    assert "## Remarks\n\n* More runs of c would settle it.\n" in markdown
 
 
 def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
@@ -177,14 +182,14 @@ def test_report_of_what_there_is(tmp_path: Path) -> None:
     file = tmp_path / "paper" / "mine" / "laptop" / "report.md"
     own = ["scales.laptop.seeds=1", "only=second,c"]
     reproduce(tmp_path, ["data.epochs=2"], own, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})
-    said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2.\n"
+    said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2."
     assert file.read_text().index(said) < file.read_text().index("Scale laptop")
     reproduce(tmp_path, ["paths.output_dir=/x"], show=True, scales={"laptop": {"seeds": 2, "note": "x"}})
     markdown = file.read_text()
     assert "not the runs" not in markdown
     assert "1 of 6 runs have been done so far." in markdown
     assert "first group" not in markdown
-    assert "| a beats c. | not run | 0 runs against 0 runs of c |" in markdown
+    assert "Not run: 2 of 2 claims." in markdown
 
 
 START = "start='{one}/last'"
@@ -249,7 +254,7 @@ def test_a_joint_table_has_means_best_runs_and_claims(tmp_path: Path) -> None:
     markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
     assert "| a equals c. | undecided |" in markdown
     assert "## Both" in markdown
-    row = next(line for line in markdown.splitlines() if line.startswith("| a | 3 |"))
+    row = next(line for line in markdown.splitlines() if line.startswith("| a | 0.10100"))
     assert re.findall(r"\d\.\d+ ± ", row) == ["0.10100 ± ", "1.10100 ± ", "0.60100 ± "]
     assert "| a | 0.1 | 1.1 | 0.6 |" in markdown
     assert "| a, published | 0.1 | - | 0.6 |" in markdown

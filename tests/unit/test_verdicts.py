@@ -11,9 +11,12 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.verdicts import RULES, Verdict, judge, judge_search, seeds_to_decide
+from mtl.paper.verdicts import BINARY, RESAMPLES, Verdict, judge, judge_search, seeds_to_decide
+from mtl.report.statistics import FEWEST, POWER, SIGNIFICANCE
+from tests.conftest import ROOT
 
 HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
+RULES = (ROOT / "benchmarks" / "accuracy" / "rules.md").read_text()
 NAMES = {"a": "A", "b": "B", "c": "C"}
 
 
@@ -27,6 +30,7 @@ def verdict(values: dict[str, list[float | None]], paired: bool = True, **claim:
 
 
 LOW, HIGH, OTHER = [1.0, 1.1, 0.9], [2.0, 2.15, 1.9], [1.02, 1.05, 0.97]
+ENDS = -np.array(ttest_rel(LOW, HIGH).confidence_interval(0.95))[::-1] / np.mean(HIGH) * 100
 THREE: list[float | None] = [1.0, 1.1, 1.2]
 NAN = math.nan
 UP: dict[str, Any] = {"higher": True}
@@ -43,7 +47,7 @@ BOTH = {"than": ["b", "c"]}
             {"a": LOW, "b": HIGH},
             {},
             HOLDS,
-            f"1 ± 0.058 against 2.017 ± 0.073 of B, 50.4% better, p={ttest_rel(LOW, HIGH).pvalue:.2g}",
+            f"+50.4 [{ENDS[0]:.1f}, {ENDS[1]:.1f}] against B",
         ),
         ({"a": HIGH, "b": LOW}, UP, HOLDS, None),
         # the opposite, if significant, contradicts the claim
@@ -60,13 +64,13 @@ BOTH = {"than": ["b", "c"]}
         ({"a": LOW, "b": OTHER}, {}, UNDECIDED, None),
         ({"a": OTHER, "b": LOW}, {}, UNDECIDED, None),
         # runs that do not vary can be compared
-        ({"a": [4.0] * 3, "b": [1.0] * 3}, UP, HOLDS, "4 ± 0 against 1 ± 0 of B, 300.0% better"),
+        ({"a": [4.0] * 3, "b": [1.0] * 3}, UP, HOLDS, "+300 against B"),
         ({"a": [4.0] * 3, "b": [4.0] * 3}, UP, UNDECIDED, None),
         (
             {"a": [864_000.0, 866_000.0, 865_000.0], "b": [864_700.0] * 3},
             {},
             UNDECIDED,
-            "865,000 ± 577 against 864,700 ± 0 of B, 0.03% worse, p=0.66; about 90 seeds would decide",
+            "-0.03 [-0.32, 0.25] against B; about 90 seeds would decide",
         ),
         # few or undefined runs
         ({"a": THREE, "b": HIGH[:2]}, {}, UNDECIDED, "3 runs against 2 runs of B"),
@@ -74,9 +78,14 @@ BOTH = {"than": ["b", "c"]}
         ({"b": THREE}, {}, NOT_RUN, "0 runs against 3 runs of B"),
         ({"a": HIGH[:2]}, {"than": [], "at_least": 1}, UNDECIDED, "2 runs"),
         ({}, {"than": [], "at_least": 1}, NOT_RUN, "0 runs"),
-        ({"a": [5.0] * 3}, {"than": [], "at_most": 4}, CONTRADICTED, "5 ± 0, 3 runs"),
+        ({"a": [5.0] * 3}, {"than": [], "at_most": 4}, CONTRADICTED, "5, 3 runs"),
         # runs that never became binary do not support "after at most 5 epochs"
-        ({"a": [*THREE, NAN]}, {"than": [], "at_most": 5}, UNDECIDED, "1.1 ± 0.058 (1 run without a value), 3 runs"),
+        (
+            {"a": [*THREE, NAN]},
+            {"than": [], "at_most": 5},
+            UNDECIDED,
+            "1.10 [0.85, 1.35] (1 run without a value), 3 runs",
+        ),
         ({"a": [*THREE, NAN]}, {"than": [], "at_most": 0.1}, CONTRADICTED, None),
         # the runs that are left over of a gate are its better ones
         ({"a": [*LOW, NAN, None], "b": HIGH}, {}, UNDECIDED, None),
@@ -97,9 +106,10 @@ def test_verdicts(values: Any, claim: dict[str, Any], expected: Verdict, reason:
 
 
 def test_runs_of_different_seeds_are_compared_as_samples() -> None:
-    p = ttest_ind(LOW, HIGH, equal_var=False).pvalue
-    assert f"p={p:.2g}" in verdict({"a": LOW, "b": HIGH}, paired=False)[1]
-    assert f"p={ttest_rel(LOW, HIGH).pvalue:.2g}" in verdict({"a": LOW, "b": HIGH})[1]
+    ends = ttest_ind(LOW, HIGH, equal_var=False).confidence_interval(0.95)
+    low, high = (-100 * end / np.mean(HIGH) for end in (ends.high, ends.low))
+    assert f"[{low:.0f}, {high:.0f}]" in verdict({"a": LOW, "b": HIGH}, paired=False)[1]
+    assert f"[{ENDS[0]:.1f}, {ENDS[1]:.1f}]" in verdict({"a": LOW, "b": HIGH})[1]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +127,7 @@ def test_runs_of_different_seeds_are_compared_as_samples() -> None:
 def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: Verdict) -> None:
     found, reason = verdict({"a": [4.0, 4.0, 3.1]}, than=[], **bounds)
     assert found == expected
-    assert reason.startswith("3.7 ± 0.3, 3 runs")
+    assert reason.startswith("3.7 [2.4, 5.0], 3 runs")
 
 
 def test_selections_of_soft_selectors_are_undecided() -> None:
@@ -164,7 +174,20 @@ def test_the_rules_state_the_error_on_skewed_values_against_constant_ones(seeds:
         values = {"a": dict.fromkeys(range(seeds), 1.0), "b": dict(enumerate(skewed.tolist()))}
         wrong += judge(claim, values, NAMES).verdict == CONTRADICTED
     assert 0.15 < wrong / 3000 < 0.185
-    assert "16 to 18 % contradict a true claim" in RULES
+    assert "16 to 18 %\ncontradict a true claim" in RULES
+
+
+def test_the_rules_state_the_numbers_that_count() -> None:
+    text = " ".join(RULES.split())
+    for number in (
+        f"p < {SIGNIFICANCE:g}",
+        f"a probability of {100 * POWER:.0f} %",
+        f"fewer than {FEWEST} runs",
+        f"fewer than {100 * BINARY:.0f} % of the selectors",
+        f"at least {100 - 50 * SIGNIFICANCE:g} % of {RESAMPLES:,} bootstrap samples",
+        f"at most {50 * SIGNIFICANCE:g} %",
+    ):
+        assert number in text
 
 
 def test_the_number_of_trials_by_hand() -> None:

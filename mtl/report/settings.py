@@ -1,0 +1,241 @@
+"""Compare settings: means over seeds, and how far each setting is from the reference in the main quantity."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mtl.checks import require
+from mtl.files.tables import Bold, Table
+from mtl.report.runs import FINISHED, Runs
+from mtl.report.statistics import (
+    DELTA,
+    FEWEST,
+    NOTE,
+    TITLE,
+    Difference,
+    Outcome,
+    Summary,
+    Values,
+    change_text,
+    difference,
+    rounded,
+    summarise,
+)
+
+Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``Settings.table``
+LOSS, AVERAGES = "test loss", ("test average", "test small_average")
+MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
+SPLITS = (
+    "Each data.seed is a random split of the same rows: errors and intervals have Nadeau and Bengio's correction "
+    "(2003) for training rows in common."
+)
+DECIDED = {Outcome.BETTER: 1, Outcome.WORSE: -1}  # and the sign of their gains
+_ARROWS: Mapping[bool | None, str] = {True: " ↑", False: " ↓", None: ""}
+_HIGHER = {LOSS: False, DELTA: True} | dict.fromkeys(AVERAGES, True)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column of the table of runs, and whether higher values are better (None: unknown).
+
+    ``values``: by setting, as ``Runs.values`` returns them. ``overlap``: as in ``summarise``.
+    """
+
+    column: str
+    higher: bool | None
+    values: Mapping[str, Values]
+    overlap: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name for the reader."""
+        return TITLE if self.column == DELTA else self.column.removeprefix("test ").replace("/", " ")
+
+    @cached_property
+    def means(self) -> dict[str, Summary]:
+        """The mean of each setting."""
+        return {name: summarise(list(own.values()), 1.0, self.overlap) for name, own in self.values.items()}
+
+    def texts(self) -> dict[str, str]:
+        """Return ``mean ± standard error`` of each setting, then (m/n) if only m of n runs have a value; "-" if none.
+
+        The decimals show two digits of the typical standard error, or four of the largest mean.
+        """
+        errors = [value.error for value in self.means.values() if value.error]
+        largest = max((abs(value.mean) for value in self.means.values() if value.mean), default=1.0)
+        last = math.floor(math.log10(statistics.median(errors))) - 1 if errors else math.floor(math.log10(largest)) - 3
+        form, found = f",.{min(max(-last, 0), 6)}f", {}
+        for name, value in self.means.items():
+            error = "" if value.error is None else f"{value.error:{form}}"
+            text = "-" if value.mean is None else f"{value.mean:{form}}"
+            some = f" ({value.count}/{value.count + value.undefined})" if value.undefined else ""
+            found[name] = text + (f" ± {error}" if error.strip("0.") else "") + some
+        return found
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings side by side, in the order of their runs; ``reference`` is the one that the others are compared with.
+
+    ``runs``: for each setting, the number of finished runs and of all runs. The first of ``quantities`` is the main one
+    if it is known which values are better. ``notes`` say what the quantities leave out. ``unit``: what runs are called.
+    """
+
+    heading: str
+    reference: str
+    runs: dict[str, tuple[int, int]]
+    quantities: list[Quantity]
+    notes: list[str]
+    unit: str
+
+    @cached_property
+    def gains(self) -> dict[str, Difference]:
+        """By how much each other setting is better in the main quantity, in percent of the reference's mean.
+
+        Settings without a value are left out, and all of them if there is no main quantity.
+        """
+        found = {}
+        for main in self.quantities[:1]:
+            base, theirs = main.means[self.reference].mean, main.values[self.reference]
+            for name, own in main.values.items() if base and main.higher is not None else ():
+                if name != self.reference and (each := difference(own, theirs, 1.0, main.overlap)):
+                    found[name] = each.times((100 if main.higher else -100) / abs(base or 1.0))
+        return found
+
+    def outcome(self, name: str) -> Outcome:
+        """Return what the gain tells; the runs that have a value, where others have none, are no random ones."""
+        found = self.gains.get(name)
+        return found.outcome() if found and not found.undefined else Outcome.OPEN
+
+    def sentence(self) -> str:
+        """Say which settings are better or worse than the reference, by how much, or that nothing is decided."""
+        if not self.gains:
+            return f"nothing can be compared with {self.reference}." if len(self.runs) > 1 else ""
+        parts, left = list[str](), len(self.runs) - 1
+        for outcome, sign in DECIDED.items():
+            if own := [name for name in self.gains if self.outcome(name) == outcome]:
+                most, left = max(own, key=lambda name: abs(self.gains[name].mean)), left - len(own)
+                by = f"by {change_text(self.gains[most].times(sign), ' %', '')}"
+                parts.append(
+                    f"{len(own)} are {outcome} (most {most}, {by})" if own[1:] else f"{most} is {outcome} {by}"
+                )
+        if parts:
+            parts += [f"{left} undecided"] if left else []
+        else:
+            best = max(self.gains, key=lambda name: self.gains[name].mean)
+            text = change_text(self.gains[best], " %")
+            parts = [f"nothing is decided; the best of the others is {best}, {text}"]
+        return f"{self.quantities[0].name} against {self.reference}: {'; '.join(parts)}."
+
+    def table(self, published: Published | None = None) -> Table:
+        """Return the table, best settings first, each followed by its ``published`` values, if any.
+
+        ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
+        """
+        published, rows, texts = published or {}, list[list[str]](), [each.texts() for each in self.quantities]
+        counts = {count for pair in self.runs.values() for count in pair}
+        even, gains = len(counts) == 1, bool(self.gains)  # whether all have as many runs, and these have finished
+
+        def add(name: str, count: str, change: str, means: Sequence[str]) -> None:
+            rows.append([name, *[count] * (not even), *means[:1], *[change] * gains, *means[1:]])
+
+        columns = [each.name + _ARROWS[each.higher] for each in self.quantities]
+        add(self.heading, self.unit, f"against {self.reference}, %", columns)
+        for name in dict.fromkeys((*self._ranked(), *published)):
+            if name in self.runs:
+                done, every = self.runs[name]
+                count = f"{done} of {every}" if done < every else f"{done}"
+                add(name, count, self._change(name), [own[name] for own in texts])
+            if name in published:
+                theirs = [published[name].get(each.column) for each in self.quantities]
+                add(f"{name}, published", "", "", ["-" if value is None else rounded(*value) for value in theirs])
+        over = self.unit if not even else f"{done} {self.unit}" if done != 1 else f"1 {self.unit.removesuffix('s')}"
+        return Table(rows[0], rows[1:], notes=[*self._explanation(over), *self.notes])
+
+    def _ranked(self) -> list[str]:
+        """Return the settings, those with the best main quantity first, and those with undefined values last."""
+        for main in self.quantities[:1]:
+            sign = {True: -1, False: 1, None: 0}[main.higher]
+            known = {name: sign * v.mean for name, v in main.means.items() if v.mean is not None and not v.undefined}
+            return sorted(self.runs, key=lambda name: known.get(name, math.inf))
+        return list(self.runs)
+
+    def _change(self, name: str) -> str:
+        """Return the change of a setting, as a raw one: higher values have a plus sign."""
+        if name not in self.gains:
+            return "" if name == self.reference else "-"
+        text = change_text(self.gains[name].times(1 if self.quantities[0].higher else -1))
+        return Bold(text) if self.outcome(name) in DECIDED else text
+
+    def _explanation(self, over: str) -> list[str]:
+        """Return the sentences that belong below the table."""
+        lines = [f"Mean ± standard error over {over}, on test rows, of the checkpoint that each run chose."]
+        apart = [each for each in self.gains.values() if not each.undefined]
+        if tests := sorted({"Student's paired" if each.pairs else "Welch's" for each in apart if each.interval}):
+            lines.append(
+                f"Against {self.reference}: change of {self.quantities[0].name} with its 95 % interval by "
+                f"{' or '.join(tests)} t test, bold if it excludes 0; {len(apart)} comparison"
+                f"{'s, not corrected for their number' if apart[1:] else ''}."
+            )
+        if any(mean.undefined for each in self.quantities for mean in each.means.values()):
+            lines.append(
+                "(m/n): only m of n runs have a defined value, which the mean is of; no test, and ranked last."
+            )
+        return lines
+
+
+def compare(
+    runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), unit: str = "seeds", reference: str | None = None
+) -> Settings:
+    """Compare all settings by the loss and the main metrics, or only by the given ``columns`` of the table.
+
+    ``also`` names further columns, with or without "test "; InputError for one that no run has. Entries of ``columns``
+    that no run has (yet) are left out. ``unit``: what the runs of a setting are called, in the plural. ``reference``:
+    by default the first setting. The main quantity is the loss, if it is shown, else the first with a known direction;
+    what ``also`` names comes next.
+    """
+    groups = {str(name): group for (name,), group in runs.table.group_by("setting", maintain_order=True)}
+    counts = {name: (group["state"].to_list().count(FINISHED), len(group)) for name, group in groups.items()}
+    reference = reference if reference in groups else next(iter(groups))
+    numeric = [name for name in runs.table.columns if runs.table[name].dtype.is_numeric()]
+
+    def measured(names: Sequence[str]) -> list[Quantity]:
+        higher = {name: _HIGHER.get(name, runs.is_higher_better(name)) for name in names if name in numeric}
+        return [Quantity(n, up, {s: runs.values(s, n) for s in groups}, runs.overlap) for n, up in higher.items()]
+
+    tasks = [f"test {task}/{metric}" for task, metric in runs.main.items()]
+    means = [f"mean {metric}" for metric in runs.main.values()] if len(tasks) > MOST_TASKS else tasks
+    further = [next((full for full in (name, f"test {name}") if full in numeric), "") for name in also]
+    have = ", ".join(column for column in numeric if "/" not in column)
+    for name, full in zip(also, further, strict=True):
+        require(bool(full), f"--also {name}: no run has this column; among those of summary.csv are {have}")
+    shown = measured([*(columns or (LOSS, *AVERAGES, DELTA, *means)), *further])
+    known = [each for each in shown if each.higher is not None]
+    main = next((each for each in known if each.column == LOSS), known[0] if known else None)
+    shown.sort(key=lambda each: (each is not main, each.column not in further))
+    left = [name for name in columns if name not in numeric]
+    notes = [*([f"No run has {', '.join(left)}."] if left else []), *([SPLITS] if runs.overlap else [])]
+    notes += [NOTE] if any(each.column == DELTA for each in shown) else []
+    keys = {name: runs.values(name, "seed").keys() for name in groups}
+    for name in groups:
+        common = len(keys[name] & keys[reference])
+        if common >= FEWEST and not len(keys[name]) == len(keys[reference]) == common:
+            notes.append(f"{name} has {common} seeds in common with {reference}, whose differences are shown.")
+    if len(tasks) > MOST_TASKS and not columns:
+        notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
+        notes += [_wins(measured(tasks), name, reference) for name in groups if name != reference]
+    return Settings(runs.heading, reference, counts, shown, notes, unit)
+
+
+def _wins(tasks: Sequence[Quantity], name: str, reference: str) -> str:
+    """Say for how many tasks the mean of a setting is better than the mean of the reference."""
+    better = []
+    for task in tasks:
+        own, other = task.means[name].mean, task.means[reference].mean
+        if own is not None and other is not None and task.higher is not None:
+            better.append(own > other if task.higher else own < other)
+    return f"{name} is better than {reference} on {sum(better)} of {len(better)} tasks."
