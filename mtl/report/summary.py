@@ -39,14 +39,13 @@ def show(section: Section, files: str) -> None:
 
     ``files``: the files with all results, for the last line.
     """
-    console, sentence = Console(highlight=False), section.settings.sentence() if section.settings else ""
-    notes = [sentence] if sentence else []
+    console = Console(highlight=False)
+    console.print()
+    if section.settings and (sentence := section.settings.sentence()):
+        console.print(Text(printable(sentence), style="bold"), "", sep="\n")
     for table in section.tables[:1]:
         shown = table.fitting(console.width)
-        console.print("", shown, "")
-        notes += shown.notes
-    for line in notes:
-        console.print(Text(printable(line), style="" if line == sentence else "dim"))
+        console.print(shown, "", *(Text(printable(line), style="dim") for line in shown.notes), sep="\n")
     for line in section.notes:
         console.print(Text(printable(line)), soft_wrap=True)
     console.print(Text(printable(files), style="dim"), soft_wrap=True)
