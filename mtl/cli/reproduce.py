@@ -17,7 +17,7 @@ from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
-SECTIONS = ("fixed", "groups", "gates", "space", "baseline", "published", "claims", "remarks", "tables")
+SECTIONS = ("fixed", "groups", "gates", "space", "values", "baseline", "published", "claims", "remarks", "tables")
 OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
 
 

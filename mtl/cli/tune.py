@@ -17,7 +17,7 @@ from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
-OWN = [*own_options("tune.yaml", "fixed", "space", "gates"), "sampler", "pruner", "study"]
+OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler", "pruner", "study"]
 
 
 def run(words: Sequence[str]) -> None:

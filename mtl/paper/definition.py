@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mtl.checks import require
 from mtl.options import InnerShare, Long, LongOrZero, Name, Positive, StrictModel, valid
@@ -59,6 +59,25 @@ class Claim(StrictModel):
     at_least: float | None = None
     at_most: float | None = None
     binary: bool = False
+
+
+def repeated(claims: Any) -> Any:
+    """Return claims with one in place of each group or column that its ``groups`` or ``columns`` name.
+
+    These say by which words ``{}`` in the text is to be replaced, as in ``groups: {a: first data, b: second data}``.
+    """
+    found = []
+    for claim in claims if isinstance(claims, list) else [claims]:
+        kind = next((each for each in ("group", "column") if isinstance(claim, dict) and f"{each}s" in claim), None)
+        if kind is None:
+            found.append(claim)
+            continue
+        rest = {name: value for name, value in claim.items() if name != f"{kind}s"}
+        if not isinstance(places := claim[f"{kind}s"], dict):
+            raise ValueError(f"{kind}s of a claim must be as {{{kind.upper()}: WORDS}}")
+        for key, words in places.items():
+            found.append(rest | {kind: key, "text": str(rest.get("text")).replace("{}", str(words))})
+    return found
 
 
 class Scale(StrictModel):
@@ -144,7 +163,7 @@ class File(Searches):
     figures: list[Figure]
     curves: dict[str, Long]
     pictures: dict[str, list[str]]
-    claims: list[Claim]
+    claims: Annotated[list[Claim], BeforeValidator(repeated)]
     remarks: list[str]
 
 

@@ -34,6 +34,7 @@ class Searches(Work):
 
     fixed: Annotated[list[str], Field(default_factory=list)]
     space: MaybeSpace
+    values: Annotated[dict[str, Any], Field(default_factory=dict)]
     sampler: dict[str, Any]
     pruner: dict[str, Any]
 

@@ -208,7 +208,7 @@ def test_a_sweep_started_again_skips_what_has_finished_and_resumes_the_rest(tmp_
     outcome = Forked(words, tmp_path / "again", cwd=ROOT).wait()
     assert outcome.status == 0, outcome.output
     assert f"{first} has finished before" in outcome.output
-    assert "mean ± standard error over seeds" in " ".join(outcome.output.split())
+    assert "Mean ± standard error over 2 seeds" in " ".join(outcome.output.split())
     assert read_runs([tmp_path / "sweep"]).table["seed"].to_list() == [1, 2]
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.suffix != ".log"} == finished
     assert json.loads((second / "results.json").read_text())["epochs"] == 12

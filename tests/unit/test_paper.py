@@ -87,6 +87,17 @@ def test_what_a_scale_fixes_is_not_searched() -> None:
     assert spaces["paper"] - spaces["laptop"] == {"optimizer.lr", "recipe.max_epochs"}
 
 
+def test_a_claim_is_repeated_for_its_groups_and_columns() -> None:
+    claims = {claim.text: claim for claim in paper("networks", scale="laptop").file.claims}
+    same = {"column": "test loss", "gate": "cgc_softmax", "than": ["mmoe_softmax"]}
+    for group, name in {"movielens": "MovieLens", "visits": "example table"}.items():
+        claim = claims[f"CGC has a smaller loss than MMoE, {name}."]
+        assert claim.model_dump(exclude_defaults=True) == {"text": claim.text, "group": group} | same
+    claims = {claim.text: claim for claim in paper("comet_bert", scale="laptop").file.claims}
+    assert claims["COMET-BERT+ is better than MoEBERT on SQuAD 2.0 (F1)."].column == "SQuAD_F1"
+    assert len(claims) == 14
+
+
 NO_SEEDS = ["scales.laptop.n_trials=0", "~scales.laptop.seeds", "+scales.laptop.best=3"]
 WRONG: list[tuple[list[str], list[str], str | None, str]] = [
     (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
@@ -95,6 +106,12 @@ WRONG: list[tuple[list[str], list[str], str | None, str]] = [
     (["+scales.laptop.runs=3"], [], None, "scales.laptop.runs: no such option"),
     (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
     (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: no is none of 16_tasks, "),
+    (
+        ["+claims=[{text: x, groups: [16_tasks], column: y, gate: comet}]"],
+        [],
+        None,
+        "groups of a claim must be as {GROUP: WORDS}",
+    ),
     (["+published.values.no.comet={x: 1}"], [], None, "published.values: no is none of 16_tasks, "),
 ]
 
