@@ -19,12 +19,12 @@ from mtl.checks import require
 from mtl.files.literals import markdown, plain
 from mtl.files.tables import Bold, Table, bullets
 from mtl.files.writing import write_bytes, write_text
-from mtl.paper.definition import Claim, Paper, Part, name_of
+from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.verdicts import Judgement, Pairs, Verdict, judge, judge_search
 from mtl.report.page import Picture, Section, html, linked, write_page
-from mtl.report.runs import FINISHED, UNFINISHED, Runs, metric_of, read_named_runs
+from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, metric_of, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
 from mtl.report.settings import Published
 from mtl.report.statistics import DELTA, SEEDS
@@ -76,13 +76,12 @@ def write(
             kept[found.title] = replace(found, settings=None, costs=None, tables=found.tables[1 if best else 0 :])
     drawn = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
     kept |= {"Figures": Section("Figures", figures=drawn)} if drawn else {}
-    known = {claim.text: judged_search(paper, claim, searches) for claim in paper.file.claims if claim.times}
     table = runs_table(paper, groups, {} if best else chosen, folder, changed)
-    report = report_of(paper, text := table.write_csv(), kept, known)
+    report = report_of(paper, text := table.write_csv(), kept, searches)
     every = linked(report.sections, "picture", every=True)
     files = {
-        folder / "report.html": html(report.title, report.text("runs", every), every),
-        folder / "report.md": report.text("runs"),
+        folder / "report.html": html(report.title, report.text(folder / "runs.md", every), every),
+        folder / "report.md": report.text(folder / "runs.md"),
         folder / "runs.csv": text,
     }
     if page:
@@ -91,9 +90,9 @@ def write(
         own = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
         ended = table.filter(pl.col("state") != UNFINISHED).select(own) if own else table
         text = ended.select(each for each in ended if each.null_count() < len(ended)).write_csv()
-        again = report_of(paper, text, kept, known)
+        again = report_of(paper, text, kept, searches)
         beside = linked(again.sections, page.stem)
-        files |= {page: again.text(page.stem, beside), page.with_suffix(".csv"): text}
+        files |= {page: again.text(page, beside), page.with_suffix(".csv"): text}
         for name, each in beside.items():
             write_bytes(page.with_name(name), each.png)
     for path, content in files.items():
@@ -116,8 +115,8 @@ def judge_again(paper: Paper, page: Path) -> None:
             verdict, reason = verdicts.get(claim.text, ("", ""))
             if verdict in list(Verdict):
                 known[claim.text] = Judgement(claim, Verdict(verdict), reason)
-    report = report_of(paper, file.read_text(), kept, known)
-    write_text(page, report.text(page.stem, linked(report.sections, page.stem)))
+    report = report_of(paper, file.read_text(), kept, {}, known)
+    write_text(page, report.text(page, linked(report.sections, page.stem)))
     show(report.judgements, page)
 
 
@@ -134,8 +133,8 @@ class Report:
     def title(self) -> str:
         return f"{self.paper.file.title}: {self.paper.file.source}"
 
-    def text(self, name: str, pictures: Mapping[str, Picture] | None = None) -> str:
-        """Return the page in Markdown; the CSV beside it is NAME.csv; ``pictures``: as in ``write_page``."""
+    def text(self, page: Path, pictures: Mapping[str, Picture] | None = None) -> str:
+        """Return the page in Markdown; the CSV beside it has the same name; ``pictures``: as in ``write_page``."""
         key, scale = self.paper.name, self.paper.file.scale
         lead = f"Scale {scale}: {markdown(self.paper.scale.note)}."
         made = [shlex.join(["mtl", "reproduce", key, f"scale={scale}"])]
@@ -151,25 +150,29 @@ class Report:
         counts = [(each, verdicts.count(each)) for each in _DECISIVE if each in verdicts]
         words = ", ".join(f"{count} {'hold' if each == 'holds' and count > 1 else each}" for each, count in counts)
         said = f"**Claims that were run: {words}.** " if counts else ""
-        left = f"Not run: {verdicts.count(Verdict.NOT_RUN)} of {len(verdicts)} claims."
+        rules = f"[Rules]({RULES})" if page.with_name(RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
+        left = f"Not run: {verdicts.count(Verdict.NOT_RUN)} of {len(verdicts)} claims. {rules}"
         lead = f"{lead}\n\n{said}{left}" if verdicts else lead
-        end = f"## Where the numbers come from\n\n{bullets(made)}\n* All runs: [{name}.csv]({name}.csv)"
+        end = f"## Where the numbers come from\n\n{bullets(made)}\n* All runs: [{page.stem}.csv]({page.stem}.csv)"
         return write_page(self.title, self.sections, lead, end, pictures)
 
 
-def report_of(paper: Paper, text: str, kept: Kept, known: Mapping[str, Judgement]) -> Report:
-    """Return what the runs in a CSV file with this ``text`` tell.
-
-    ``known``: judgements, by the text of the claim, that count where the CSV does not have the numbers.
-    """
+def report_of(
+    paper: Paper,
+    text: str,
+    kept: Kept,
+    searches: Mapping[str, Trials],
+    known: Mapping[str, Judgement] | None = None,
+) -> Report:
+    """Return what the runs in a CSV file with this ``text`` tell; ``searches`` and ``known``: as in ``judged``."""
     table = pl.read_csv(StringIO(text), infer_schema_length=None) if text.strip() else pl.DataFrame()
     groups = groups_of(table)
     joints = joints_of(paper, groups)
-    judgements = judged(paper, groups | joints, known)
+    judgements = judged(paper, groups | joints, searches, known or {})
     ordered = [each for verdict in _DECISIVE for each in judgements if each.verdict == verdict]
     rows = [[each.claim.text, _marked(each.verdict), each.reason] for each in ordered]
-    tables, rules = ([Table(HEADER, rows)], f"[Rules]({RULES}) of the verdicts") if rows else ([], "")
-    sections = [Section("Claims" if rows else "Remarks", rules, tables=tables, notes=paper.file.remarks)]
+    tables = [Table(HEADER, rows)] if rows else []
+    sections = [Section("Claims" if rows else "Remarks", tables=tables, notes=paper.file.remarks)]
     sections = sections if rows or paper.file.remarks else []
     for key, runs in joints.items():
         sections.append(section_of_joint(paper.file.tables[key], runs, paper.gates, paper.published().get(key, {})))
@@ -190,6 +193,9 @@ def groups_of(table: pl.DataFrame) -> dict[str, Runs]:
     """Return the runs of each group in the table of a page, without the columns that only other groups have."""
     lacking = {"state": FINISHED, "run": "", "reason": None}  # in the first pages
     table = table.with_columns(**{name: pl.lit(value) for name, value in lacking.items() if name not in table.columns})
+    totals = {total: name for name, total in TOTALS.items() if total not in table.columns}
+    known = {total: name for total, name in totals.items() if {name, "epochs"} <= set(table.columns)}
+    table = table.with_columns(**{total: pl.col(name) * pl.col("epochs") for total, name in known.items()})
     directions = {name: higher_is_better(name) for name in map(metric_of, table.columns)} | {DELTA: True}
     higher = {name: direction for name, direction in directions.items() if direction is not None}
     measured = [name for name in table.columns if name not in lacking]
@@ -206,39 +212,30 @@ def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
     return {key: runs for key, runs in tables.items() if runs}
 
 
-def judged(paper: Paper, groups: Mapping[str, Runs], known: Mapping[str, Judgement]) -> list[Judgement]:
+def judged(
+    paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials], known: Mapping[str, Judgement]
+) -> list[Judgement]:
     """Return the judgement of each claim, also of those on groups and gates that have no runs.
 
-    ``known``: judgements, by the text of the claim, that count where the runs do not have the numbers.
+    ``known``: judgements, by the text of the claim, that count where runs and searches do not have the numbers.
     """
     found, columns = [], {column for runs in groups.values() for column in runs.table.columns}
     for claim in paper.file.claims:
-        names = names_of(paper, claim)
-        if claim.text in known and (claim.times or not {claim.column, claim.other or claim.column} <= columns):
+        names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
+        runs, trials = groups.get(claim.group), searches.get(claim.group)
+        measured = trials if claim.times else {claim.column, claim.other or claim.column} <= columns
+        if claim.text in known and not measured:
             found.append(known[claim.text])
-            continue
-        if claim.times:
-            found.append(judge_search(claim, {}, names, claim.higher))
-            continue
-        runs = groups.get(claim.group)
-        own = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
-        if runs and claim.other:
-            own[claim.other] = runs.values(names[claim.gate], claim.other)
-        shares = {key: list(runs.values(name, BINARY).values()) for key, name in names.items()} if runs else {}
-        found.append(judge(claim, own, names, shares, runs.overlap if runs else 0.0))
+        elif claim.times:
+            pairs = {key: pairs_of(trials, name, claim.column) for key, name in names.items()} if trials else {}
+            found.append(judge_search(claim, pairs, names, claim.higher))
+        else:
+            own = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
+            if runs and claim.other:
+                own[claim.other] = runs.values(names[claim.gate], claim.other)
+            shares = {key: list(runs.values(name, BINARY).values()) for key, name in names.items()} if runs else {}
+            found.append(judge(claim, own, names, shares, runs.overlap if runs else 0.0))
     return found
-
-
-def judged_search(paper: Paper, claim: Claim, searches: Mapping[str, Trials]) -> Judgement:
-    """Return the judgement of a claim on the number of trials."""
-    trials, names = searches.get(claim.group), names_of(paper, claim)
-    pairs = {key: pairs_of(trials, name, claim.column) for key, name in names.items()} if trials else {}
-    return judge_search(claim, pairs, names, claim.higher)
-
-
-def names_of(paper: Paper, claim: Claim) -> dict[str, str]:
-    """Return the names of the gates of a claim by their keys."""
-    return {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
 
 
 def runs_table(

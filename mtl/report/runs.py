@@ -25,7 +25,7 @@ _OWN = ("label", "ckpt", "evaluate", "trust")
 ALL = "all runs"  # if nothing distinguishes them
 Options = dict[str, str]  # of a run, by name
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
-_TOTALS = {  # columns that are multiplied by the epochs
+TOTALS = {  # columns that are multiplied by the epochs
     "training flops_selected": "training flops_in_all",
     "training binary_after": "training epochs_until_binary",
 }
@@ -276,7 +276,7 @@ def numbers(results: Results | None) -> dict[str, float]:
     row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}
     row = {name: math.nan if value is None else value for name, value in row.items()}
     if results.epochs:  # totals over the training
-        for name, total in _TOTALS.items():
+        for name, total in TOTALS.items():
             row |= {total: row[name] * results.epochs} if name in row else {}
     return row
 

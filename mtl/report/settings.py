@@ -128,7 +128,7 @@ class Settings:
         else:
             best = max(self.gains, key=lambda name: self.gains[name].mean)
             text = change_text(self.gains[best], " %")
-            parts = [f"nothing is decided; the best of the others is {best}, {text}"]
+            parts = [f"nothing is decided; the best of the others is {best}, with a gain of {text}"]
         return f"{self.quantities[0].name} against {self.reference}: {'; '.join(parts)}."
 
     def table(self, published: Published | None = None) -> Table:

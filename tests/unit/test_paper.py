@@ -147,8 +147,8 @@ OLDER = "dselect_k_static_25_epochs"  # the page of an earlier file, as it says
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != OLDER], ids=lambda page: page.stem)
 def test_pages_have_the_claims_of_their_files_as_their_runs_tell(page: Path, tmp_path: Path) -> None:
-    for suffix in (".md", ".csv"):
-        shutil.copy(page.with_suffix(suffix), tmp_path)
+    for name in (page.name, f"{page.stem}.csv", "rules.md"):
+        shutil.copy(page.with_name(name), tmp_path)
     names = [path.stem for path in (ROOT / "conf" / "paper").glob("*.yaml") if page.stem.startswith(path.stem)]
     [scale] = re.findall(r"^Scale (\w+):", page.read_text(), flags=re.MULTILINE)
     reproduce.main([max(names, key=len), f"scale={scale}", f"judge={tmp_path / page.name}"])
