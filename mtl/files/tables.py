@@ -45,12 +45,20 @@ class Table:
         return [max(head, *(len(row[index]) for row in self.rows), 0) for index, head in enumerate(heads)]
 
     def fitting(self, width: int) -> Table:
-        """Return the first columns, as many as fit into ``width`` characters, and a note on the others."""
-        first, *others = self.widths
-        ends = accumulate((_GAP + other for other in others), initial=min(first, _WIDEST_NAME))
-        shown = max(2, sum(end <= width for end in ends))
-        notes = [*self.notes, *([f"Not shown here: {', '.join(self.header[shown:])}."] if self.header[shown:] else [])]
+        """Return a table of at most ``width`` characters: rows as columns if all fit only so, else fewer columns."""
+        names, *columns = zip(self.header, *self.rows, strict=True)
+        turned = replace(self, header=[f"{names[0]} →", *names[1:]], rows=columns)
+        for each in (self, turned):
+            if each._ends()[-1] <= width:
+                return each
+        shown = max(2, sum(end <= width for end in self._ends()))
+        notes = [*self.notes, f"Not shown here: {', '.join(self.header[shown:])}."]
         return replace(self, header=self.header[:shown], rows=[row[:shown] for row in self.rows], notes=notes)
+
+    def _ends(self) -> list[int]:
+        """Return how far each column reaches, if long names in the first one take several lines."""
+        first, *others = self.widths
+        return list(accumulate((_GAP + other for other in others), initial=min(first, _WIDEST_NAME)))
 
     def __rich__(self) -> table.Table:
         """Return the table, without its notes, as ``rich`` prints it."""

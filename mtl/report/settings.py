@@ -227,7 +227,8 @@ def compare(
             notes.append(f"{name} has {common} seeds in common with {reference}, whose differences are shown.")
     if len(tasks) > MOST_TASKS and not columns:
         notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
-        notes += [_wins(measured(tasks), name, reference) for name in groups if name != reference]
+        every = measured(tasks)
+        notes += [_wins(every, name, reference) for name in groups if name != reference]
     return Settings(runs.heading, reference, counts, shown, notes, unit)
 
 

@@ -17,3 +17,16 @@ def test_numbers_are_on_the_right_and_texts_are_no_markup() -> None:
     assert "\x1b" not in second
     assert header.index("auroc") + len("auroc") == first.index("0.5") + 3 == second.rindex("- ") + 1
     assert first.index("1.3") == second.index("not run") == header.index("runs")
+
+
+def test_a_wide_table_has_its_rows_as_columns_or_fewer_columns() -> None:
+    table = Table(
+        ["gate", "loss", "auroc", "mse"], [["comet", "0.51", "0.83", "0.29"], ["topk", "0.52", "0.82", "0.30"]]
+    )
+    turned = Table(
+        ["gate →", "comet", "topk"], [("loss", "0.51", "0.52"), ("auroc", "0.83", "0.82"), ("mse", "0.29", "0.30")]
+    )
+    assert [table.fitting(width) for width in (80, 27, 26, 21)] == [table, table, turned, turned]
+    few = table.fitting(20)
+    assert (few.header, few.rows[0]) == (["gate", "loss", "auroc"], ["comet", "0.51", "0.83"])
+    assert few.notes == ["Not shown here: mse."]

@@ -184,6 +184,12 @@ def test_report_of_what_there_is(tmp_path: Path) -> None:
     reproduce(tmp_path, ["data.epochs=2"], own, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})
     said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2."
     assert file.read_text().index(said) < file.read_text().index("Scale laptop")
+    few, page = {"laptop": {"seeds": 1, "note": "x"}}, tmp_path / "few.md"
+    reproduce(tmp_path, ["data.epochs=2"], own, only="second,c", scales=few, show=True, page=str(page))
+    text = page.read_text()
+    reproduce(tmp_path, only="second,c", scales=few, judge=str(page))  # the words are in the CSV
+    assert said in text
+    assert page.read_text() == text
     reproduce(tmp_path, ["paths.output_dir=/x"], show=True, scales={"laptop": {"seeds": 2, "note": "x"}})
     markdown = file.read_text()
     assert "not the runs" not in markdown
