@@ -52,7 +52,7 @@ class Table:
             if each._ends()[-1] <= width:
                 return each
         shown = max(2, sum(end <= width for end in self._ends()))
-        notes = [*self.notes, f"Not shown here: {', '.join(self.header[shown:])}."]
+        notes = [*self.notes, *(f"Not shown here: {', '.join(left)}." for left in [self.header[shown:]] if left)]
         return replace(self, header=self.header[:shown], rows=[row[:shown] for row in self.rows], notes=notes)
 
     def _ends(self) -> list[int]:

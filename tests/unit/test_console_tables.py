@@ -30,3 +30,4 @@ def test_a_wide_table_has_its_rows_as_columns_or_fewer_columns() -> None:
     few = table.fitting(20)
     assert (few.header, few.rows[0]) == (["gate", "loss", "auroc"], ["comet", "0.51", "0.83"])
     assert few.notes == ["Not shown here: mse."]
+    assert table.fitting(20).fitting(3).fitting(3).notes == ["Not shown here: mse.", "Not shown here: auroc."]
