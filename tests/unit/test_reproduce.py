@@ -268,6 +268,26 @@ def test_a_joint_table_has_means_best_runs_and_claims(tmp_path: Path) -> None:
     assert "## Both" not in (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
 
 
+SEARCH = {"text": "Fewer *trials*.", "group": "first", "column": "test loss", "gate": "a", "than": ["b"], "times": 2}
+BEST: dict[str, Any] = {
+    "scales": {"laptop": {"best": 2, "n_trials": 3, "note": "x"}},
+    "claims": [SEARCH],
+    "only": "first",
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [JOINT, BEST | {"gates": {key: FILE["gates"][key] for key in "ab"}, "baseline": "a"}]
+)
+def test_a_page_is_drawn_again_from_its_csv_with_what_it_says_of_searches(changes: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    reproduce(tmp_path, page=str(page), **changes)
+    text = page.read_text()
+    reproduce(tmp_path, judge=str(page), **changes)
+    assert "undecided |" in text
+    assert page.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
