@@ -165,4 +165,4 @@ def test_average_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
     main([str(folder.parent)])
     [row] = csv.DictReader((folder.parent / "summary.csv").read_text().splitlines())
     assert float(row["test average"]) == test["average"]
-    assert "average↑" in capsys.readouterr().out
+    assert "average ↑" in capsys.readouterr().out
