@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from mtl.checkpoints.files import read
 from mtl.distributed import gather
 from mtl.options import Name, validated
 from mtl.training.metrics import mode_of
@@ -81,11 +82,24 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
         return {"best_model_score": self.best_model_score, "validation": self.validation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the score, if the checkpoint with it is in ``dirpath``."""
-        path, score = Path(str(self.dirpath)) / "best.ckpt", state_dict["best_model_score"]
-        self._is_lost = score is not None and not gather(path.is_file())[0]  # rank 0 has the file
-        if score is not None and not self._is_lost:
+        """Take over the score, if the checkpoint with it is in ``dirpath``.
+
+        A run that was killed may have found a better one after its last save: the score is that of the file.
+        """
+        path = Path(str(self.dirpath)) / "best.ckpt"
+        there, state = gather((path.is_file(), self._state_in(path)))[0]  # rank 0 has the file
+        state = state or state_dict
+        score = state["best_model_score"]
+        self._is_lost = score is not None and not there
+        if score is not None and there:
             self.best_model_path = self.kth_best_model_path = str(path)
             self.best_model_score = self.kth_value = score
             self.best_k_models = {str(path): score}
-            self.validation = state_dict.get("validation", {})
+            self.validation = state.get("validation", {})
+
+    def _state_in(self, path: Path) -> dict[str, Any] | None:
+        """Return the state of this callback in a checkpoint; None if there is none, or only weights."""
+        if not path.is_file():
+            return None
+        state: dict[str, Any] | None = read(path, divided=True).get("callbacks", {}).get(self.state_key)
+        return state

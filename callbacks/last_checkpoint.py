@@ -27,14 +27,17 @@ log = logging.getLogger(__name__)
 
 # Several processes must agree on rank 0's clock. This takes a collective operation, so it is not done in every step
 STEPS_BETWEEN_CLOCKS = 20
+LARGEST_SHARE = 0.05  # of the time, for saving
 PARTIAL = re.compile(r"\..+\.ckpt\.\d+")  # a checkpoint that was being written: .last.ckpt.<process id>
 
 
 class LastCheckpoint(Checkpoint):
-    """Write ``dirpath/last.ckpt`` after each epoch, every ``every_steps`` steps and every ``every_minutes`` minutes.
+    """Write ``dirpath/last.ckpt`` every ``every_steps`` steps, every ``every_minutes`` minutes and at the end.
 
-    The previous checkpoint is kept as ``last.previous.ckpt``. On SIGTERM, SIGHUP or SIGINT (Ctrl-C) the run completes
-    the current step, saves and raises ``Stopped``; a second Ctrl-C stops it immediately.
+    The first epoch is saved too, however short it is. Where saving takes long, it is done less often, so that it takes
+    at most a twentieth of the time. The previous checkpoint is kept as ``last.previous.ckpt``. On SIGTERM, SIGHUP or
+    SIGINT (Ctrl-C) the run completes the current step, saves and raises ``Stopped``; a second Ctrl-C stops it
+    immediately.
 
     A checkpoint is written only between two optimiser steps, since it does not contain accumulated gradients. If a
     validation follows a step, it is written after the validation, which a resumed run would skip. A run that ends
@@ -48,7 +51,7 @@ class LastCheckpoint(Checkpoint):
         self._stopped: Stopped | None = None  # set when the run is saved; it stops after this step's values are logged
         self._ends = False  # trainer.should_stop was set inside an accumulation window
         self._max_steps: int | None = None  # the trainer's, while a checkpoint is loaded
-        self._saved_at = 0.0
+        self._saved_at, self._seconds = 0.0, 0.0  # when it was saved, and how long that took
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero and self.path.parent.is_dir():
@@ -98,7 +101,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if ends_epoch(trainer):  # otherwise the run ended within the epoch and was saved after its last step
-            self._save(trainer, _signal_of_any(trainer))
+            ends = trainer.current_epoch in (0, (trainer.max_epochs or 0) - 1)
+            self._save_if_asked(trainer, ends)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.close()
@@ -130,23 +134,25 @@ class LastCheckpoint(Checkpoint):
             return True
         if self.every_minutes is None:
             return False
-        if trainer.world_size > 1 and trainer.global_step % STEPS_BETWEEN_CLOCKS:
+        if trainer.world_size > 1 and trainer.global_step % STEPS_BETWEEN_CLOCKS and not ends_epoch(trainer):
             return False
-        late = time.monotonic() - self._saved_at >= 60 * self.every_minutes
+        late = time.monotonic() - self._saved_at >= max(60 * self.every_minutes, self._seconds / LARGEST_SHARE)
         return trainer.strategy.broadcast(late)
 
-    def _save_if_asked(self, trainer: Trainer) -> None:
-        due, number = self._is_due(trainer), _signal_of_any(trainer)
+    def _save_if_asked(self, trainer: Trainer, ends: bool = False) -> None:
+        due, number = ends or self._is_due(trainer), _signal_of_any(trainer)
         if due or number or trainer.should_stop or trainer.global_step == trainer.max_steps:
             self._save(trainer, number)
 
     def _save(self, trainer: Trainer, number: int) -> None:
         """Save; if ``number`` is a signal, the run stops as soon as Lightning has logged this step's values."""
+        began = time.monotonic()
         if trainer.is_global_zero:
             keep_previous(self.path)
         # With the states of optimiser and loops
         trainer.save_checkpoint(self.path, weights_only=False, storage_options=DIVIDED)
         self._saved_at = time.monotonic()
+        self._seconds = self._saved_at - began
         if number:
             self._stopped = Stopped(
                 f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, saved; "

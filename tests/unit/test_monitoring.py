@@ -128,6 +128,25 @@ def test_the_metrics_of_the_best_validation_are_kept(tmp_path: Path) -> None:
     assert resumed.validation == best.validation
 
 
+def test_a_killed_run_knows_a_best_that_is_newer_than_its_last_save(tmp_path: Path) -> None:
+    last = tmp_path / "last.ckpt"
+    fit([0.5], [BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path))], max_epochs=1)
+    saved = last.read_bytes()
+    fit([0.1], [BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path))], last, max_epochs=2)
+    last.write_bytes(saved)  # as if the second epoch had not been saved
+    best = BestCheckpoint(str(tmp_path))
+    fit([0.3], [best, LastCheckpoint(str(tmp_path))], last, max_epochs=2)
+    assert float(best.best_model_score) == pytest.approx(0.1)
+    assert step_of(tmp_path / "best.ckpt") == 4
+
+
+def test_short_epochs_share_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = list[int]()
+    monkeypatch.setattr(Trainer, "save_checkpoint", lambda self, *args, **kwargs: saved.append(self.current_epoch))
+    fit([0.5] * 5, [LastCheckpoint(str(tmp_path), every_minutes=10)], max_epochs=5)
+    assert saved == [0, 4]
+
+
 def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit([0.2], [BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path))])
     (tmp_path / "best.ckpt").unlink()
