@@ -40,6 +40,7 @@ TOP: dict[str, Any] = {
     "changed_data": Literal["refuse", "accept"],
     "choices": Mapping[str, Any],
     "threads": Annotated[int, Field(ge=1, le=1024)] | None,
+    "ensemble": Annotated[int, Field(ge=1, le=1024)],
     "compile": bool,
     "monitor": Name,
     "tested": Literal["best", "last"],

@@ -23,6 +23,7 @@ from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, first_line, require
 from mtl.files.literals import escaped, unescaped
+from mtl.networks.ensemble import Ensemble
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
@@ -120,7 +121,7 @@ def _is_double(cfg: DictConfig) -> bool:
 
 
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
-    """Return the network of ``cfg.network`` for data that looks like ``spec``.
+    """Return the network of ``cfg.network`` for data that looks like ``spec``, or an ensemble of such networks.
 
     ``fresh=False``: its weights will come from a checkpoint, so a network with an argument ``fresh`` does not read the
     files that it would start from. The network's ``encoder_config`` is stored in ``cfg``, and so in every checkpoint.
@@ -129,7 +130,8 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
         make = _instantiate(cfg, "network", _partial_=True)
         options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
         with _section("gate", cfg.get("gate") or {}), _section("network", cfg.network):
-            network: nn.Module = make(spec=spec, **options)
+            members: list[nn.Module] = [make(spec=spec, **options) for _ in range(cfg.get("ensemble", 1))]
+    network = members[0] if len(members) == 1 else Ensemble(members)
     require(isinstance(network, nn.Module), "network: must describe a Module of torch; correct network._target_")
     if hasattr(network, "encoder_config"):
         cfg.network.config = escaped(network.encoder_config)

@@ -238,4 +238,5 @@ def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: 
     data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}
     if "data_dir" in data:
         data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
-    return OmegaConf.create({"compile": False, "network": config["network"], "data": data})
+    network = {"network": config["network"], "ensemble": config.get("ensemble", 1)}
+    return OmegaConf.create({"compile": False, **network, "data": data})

@@ -158,9 +158,22 @@ class MultiTaskModule(LightningModule):
                 logger.resume_at(self.trainer.global_step)
 
     def task_losses(self, output: NetworkOutput, batch: Batch, metered: bool = True) -> Terms:
-        """Return the weighted losses of the tasks of a batch; ``metered``: they count in the means of the epoch."""
-        predictions = joint_logits(self.tasks, output.predictions)
-        names, totals, counts = summed_losses(self.tasks, predictions, batch.targets, batch.weights)
+        """Return the weighted losses of the tasks of a batch; ``metered``: they count in the means of the epoch.
+
+        The loss of an ensemble is the mean of its members' losses.
+        """
+        predictions, targets, weights, members = output.predictions, batch.targets, batch.weights, 1
+        if output.members:  # one pass computes the losses of all members
+            members = len(next(iter(output.members.values())))
+            predictions = {name: each.flatten(0, 1) for name, each in output.members.items()}
+            targets, weights = (
+                {name: value.repeat(members, *[1] * (value.dim() - 1)) for name, value in part.items()}
+                for part in (targets, weights)
+            )
+        predictions = joint_logits(self.tasks, predictions)
+        names, totals, counts = summed_losses(self.tasks, predictions, targets, weights)
+        if members > 1:
+            totals, counts = totals / members, counts // members
         if metered:
             self.train_meter.update(names, totals, counts)
         # A task's loss is the mean over the labels of all processes

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, softmax
+from torch import nn
+
+from mtl.checks import InputError
+from mtl.cli.run import run
+from mtl.experts.dense import StackedDense
+from mtl.networks.baselines import SharedBottom
+from mtl.networks.bottom import bottom_for
+from mtl.networks.ensemble import Ensemble, mean_prediction
+from mtl.networks.heads import Heads
+from mtl.training.module import MultiTaskModule
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec
+from mtl.use.trained import load
+from tests.integration.helpers import compose_small
+
+TASKS = [TaskSpec("click", "binary"), TaskSpec("size", "multiclass", 3), TaskSpec("price", "regression")]
+SPEC = DataSpec({"x": Numeric(4)}, TASKS)
+
+
+def member() -> SharedBottom:
+    bottom = partial(bottom_for, embedding_dim=2)
+    return SharedBottom(SPEC, bottom, partial(StackedDense, units=[5]), partial(Heads, units=[]))
+
+
+def batch(rows: int = 9) -> Batch:
+    targets = {
+        "click": torch.tensor([0.0, 1.0, float("nan")]).repeat(rows // 3),
+        "size": torch.tensor([0, 2, -100]).repeat(rows // 3),
+        "price": torch.randn(rows, dtype=torch.float64),
+    }
+    return Batch({"x": torch.randn(rows, 4)}, targets)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])  # logits at which a probability is 0 or 1 in float32
+def test_mean_of_probabilities(scale: float) -> None:
+    torch.manual_seed(0)
+    logits, classes = scale * torch.randn(5, 7), scale * torch.randn(5, 7, 3)
+    wide, many = logits.double().numpy(), classes.double().numpy()
+    got = expit(mean_prediction(TASKS[0], logits).double().numpy())
+    np.testing.assert_allclose(got, expit(wide).mean(0), atol=1e-6)
+    got = softmax(mean_prediction(TASKS[1], classes).double().numpy(), -1)
+    np.testing.assert_allclose(got, softmax(many, -1).mean(0), atol=1e-6)
+    np.testing.assert_allclose(mean_prediction(TASKS[2], logits), wide.mean(0), rtol=1e-5, atol=1e-5)
+    rates = mean_prediction(TaskSpec("n", "regression", loss="poisson"), logits / scale)
+    np.testing.assert_allclose(rates.exp(), np.exp(wide / scale).mean(0), rtol=1e-5)
+
+
+def test_each_member_has_a_loss_of_its_own() -> None:
+    torch.manual_seed(0)
+    members, rows = [member() for _ in range(3)], batch()
+    alone = [MultiTaskModule(one, TASKS, torch.optim.SGD) for one in members]
+    losses = [module.task_losses(module(rows.inputs), rows).everywhere for module in alone]
+    assert not torch.allclose(losses[0], losses[1])
+    together = MultiTaskModule(Ensemble(members), TASKS, torch.optim.SGD)
+    terms = together.task_losses(together(rows.inputs), rows)
+    torch.testing.assert_close(terms.everywhere, torch.stack(losses).mean(0))
+    assert together.train_meter.compute()["loss"] == pytest.approx(float(terms.everywhere.sum()), rel=1e-6)
+
+
+def test_members_share_a_bottom_and_nothing_else() -> None:
+    network = Ensemble([member(), member()])
+    assert [type(part.bottom).__name__ for part in network.members] == ["Features", "Features"]  # type: ignore[union-attr]
+    weights = [dict(part.named_parameters()) for part in network.members]
+    assert weights[0].keys() == weights[1].keys()
+    assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] if "weight" in name)
+
+
+def test_tasks_that_find_an_answer_have_no_ensemble() -> None:
+    class Answers(nn.Module):
+        tasks = (TaskSpec("answer", "span"),)
+
+    with pytest.raises(InputError, match="ensemble=2: there are no ensembles for tasks of kind span: answer"):
+        Ensemble([Answers(), Answers()])
+
+
+@pytest.mark.parametrize("words", [("network=shared_bottom",), ("gate=topk",), ("network=single_task",)])
+def test_a_run_of_an_ensemble_is_loaded_as_it_was_tested(words: tuple[str, ...], tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "ensemble=3", "trainer.max_epochs=1", *words))
+    network = load(tmp_path).network
+    assert isinstance(network, Ensemble)
+    assert len(network.members) == 3
