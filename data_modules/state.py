@@ -48,16 +48,18 @@ def spec_of(state: Mapping[str, Any]) -> DataSpec:
 
 def _fields(item: Any) -> dict[str, Any]:
     values = {one.name: getattr(item, one.name) for one in fields(item) if one.name not in LEFT_OUT}
-    return {
-        name: value.tolist() if isinstance(value, Tensor) else list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-    }
+    return {name: value.tolist() if isinstance(value, Tensor) else _as(list, value) for name, value in values.items()}
+
+
+def _as(kind: type[list[Any]] | type[tuple[Any, ...]], value: Any) -> Any:
+    """Return ``value`` with each list or tuple in it as a ``kind``."""
+    return kind(_as(kind, one) for one in value) if isinstance(value, list | tuple) else value
 
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return an object of the dataclass ``kind``. Raises InputError for a field that does not fit its annotation."""
     known = {name: annotation for name, annotation in options_of(kind.__init__).items() if name not in LEFT_OUT}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    given = {name: _as(tuple, value) for name, value in values.items()}
     given |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
     here = "the checkpoint's description of its data: "
     return kind(**{name: valid(known[name], value, here + name) for name, value in given.items() if name in known})

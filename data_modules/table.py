@@ -75,6 +75,8 @@ class TableDataModule(TensorDataModule):
     rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is also an
     input, unless ``ignore`` names it.
 
+    ``relative_losses``: see ``TargetOptions``.
+
     ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the
     weighted mean. Metrics ignore the weights. The column is not an input. A task may name one of its own.
 
@@ -111,6 +113,7 @@ class TableDataModule(TensorDataModule):
         max_categories: Count | None = None,
         separator: Separator | None = None,
         null_values: Sequence[Text] = NULL_VALUES,
+        relative_losses: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -119,7 +122,7 @@ class TableDataModule(TensorDataModule):
             path, tasks = self.example / NAME, TASKS
         require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
-        self.labels = TargetOptions.each(tasks)
+        self.labels = [task.model_copy(update={"relative": relative_losses}) for task in TargetOptions.each(tasks)]
         self.weight_column = weight_column
         columns = [*(task.weight_column for task in self.labels), weight_column]
         self.weight_columns = [column for column in columns if column is not None]
@@ -151,6 +154,8 @@ class TableDataModule(TensorDataModule):
     def _check_listed(self) -> None:
         """Raise InputError if a column is given two roles."""
         named = [*self.given.columns, *self.ignore]
+        for name in {*self.given.categorical} & {*self.given.numeric}:
+            named.remove(name)
         twice = sorted({name for name in named if named.count(name) > 1})
         options = ", data.".join((*ColumnOptions.NAMING, "ignore"))
         require(not twice, f"data.{options}: {', '.join(map(format_value, twice))} is named more than once")

@@ -79,11 +79,14 @@ class Bag:
 class Numeric:
     """``width`` real numbers per row; tensor ``[B, width]``.
 
-    ``columns``: the column of a table that each number comes from, if they come from a table.
+    ``columns``: the column of a table that each number comes from, if they come from a table. ``edges``: for each
+    number, increasing values that divide those of the training rows into bins with about as many rows each; empty for
+    a number without bins, and altogether if the data module learns none.
     """
 
     width: int
     columns: tuple[str, ...] = field(default=(), compare=False)
+    edges: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -393,13 +396,15 @@ class NetworkOutput:
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
     ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
     ``hidden``: the states of each layer, embeddings first, for distillation (where gates route by task, those of the
-    batch's last task); empty if the network has none to compare.
+    batch's last task); empty if the network has none to compare. ``members``: the predictions of the K members of an
+    ensemble by task, ``[K, B, ...]``, each of which has a loss of its own; empty for a single network.
     """
 
     predictions: dict[str, Tensor]
     routings: Mapping[str, Routing] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
     hidden: tuple[Tensor, ...] = ()
+    members: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def sum_losses(routings: Mapping[str, Routing]) -> dict[str, Tensor]:

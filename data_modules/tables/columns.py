@@ -171,13 +171,21 @@ class NumberEncoder:
     """Scale a numeric column to mean 0 and standard deviation 1; empty cells become 0.
 
     If training rows have empty cells, a second column marks the empty cells by 1. If they have outliers, all numbers
-    are first moved into ``bounds``, so that a few large ones do not make all others nearly equal.
+    are first moved into ``bounds``, so that a few large ones do not make all others nearly equal. ``edges`` divide the
+    training rows into bins with about as many rows each, see ``edges_of``.
     """
 
     mean: float
     std: float
     gaps: bool  # whether the training rows have empty cells
     bounds: tuple[float, float] | None = None
+    edges: list[float] = field(default_factory=list)
+
+    @property
+    def scaled_edges(self) -> tuple[float, ...]:
+        """``edges`` as they would be encoded, distinct in float32."""
+        scaled = torch.tensor(self.edges, dtype=torch.float64).sub(self.mean).div(self.std)
+        return tuple(scaled.float().unique().tolist())
 
     def encode(self, values: pl.Series) -> list[Tensor]:
         """Return the scaled column ``[N]`` (float32), and the marks of empty cells if ``gaps``."""

@@ -75,8 +75,8 @@ def task_name(column: str) -> str:
 def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any]) -> list[str]:
     """Return the options as lines of YAML."""
     by_kind = {
-        "categorical": [one.name for one in columns if one.used and one.kind == "categorical"],
-        "numeric": [one.name for one in columns if one.used and one.kind == "numeric"],
+        "categorical": [one.name for one in columns if one.used and (one.kind == "categorical" or one.repeats)],
+        "numeric": [one.name for one in columns if one.used and (one.kind == "numeric" or one.repeats)],
         "dates": [one.name for one in columns if one.used and one.kind == "date"],
         "formats": {one.name: one.form for one in columns if one.used and one.form and one.kind != "categorical"},
         "ignore": [one.name for one in columns if not one.used],

@@ -103,7 +103,10 @@ class TableEncoder(RowEncoder):
         specs: dict[str, InputSpec] = {name: Categorical(known.size) for name, known in self.categorical.items()}
         specs |= {name: elements.spec for name, elements in self.elements.items()}
         columns = tuple(name for name, scaling in self.numeric.items() for _ in range(1 + scaling.gaps))
-        return specs | ({NUMERIC: Numeric(len(columns), columns)} if columns else {})
+        edges = tuple(
+            own for scaling in self.numeric.values() for own in (scaling.scaled_edges, ())[: 1 + scaling.gaps]
+        )
+        return specs | ({NUMERIC: Numeric(len(columns), columns, edges)} if columns else {})
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of the rows of ``frame``: ids ``[N]``, lists ``[N, length]`` and numbers ``[N, width]``.
@@ -127,7 +130,9 @@ class TableEncoder(RowEncoder):
         inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
-            values = numbers(frame, name, where, bad, self.formats.get(name, ""))
+            # A category that is no number is an unknown one, not a mistake
+            lenient = BadCells() if name in self.categorical else bad
+            values = numbers(frame, name, where, lenient, self.formats.get(name, ""))
             parts += scaled(frame, name, where, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 

@@ -15,9 +15,9 @@ from mtl.checks import InputError, require
 from .columns import MISSING, BadCells, CategoryEncoder, NumberEncoder, advice, as_text, cell, numbers, parse
 from .dates import AGE, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
-from .kinds import FEW, ColumnOptions, Kind, check_type, format_of, is_named, kind_of
+from .kinds import MOST, ColumnOptions, Kind, check_type, format_of, is_named, kind_of
 from .lists import ListEncoder, listed
-from .statistics import Counts, Moments, bounds_of
+from .statistics import Counts, Moments, bounds_of, edges_of
 
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
 Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
@@ -39,6 +39,7 @@ class ColumnLearner:
     kind: Kind | None = None
     why: str = ""
     form: str = ""
+    repeats: bool = False  # whole numbers that the network sees both as categories and as numbers
     problem: str = ""
     first: pl.Series | None = None  # the first cell
     varies: bool = False
@@ -51,6 +52,7 @@ class ColumnLearner:
     parts: dict[str, Counts] = field(default_factory=dict)  # of dates
     moments: Moments = field(default_factory=Moments)
     range: tuple[float, float] = (-math.inf, math.inf)  # numbers and ages beyond are outliers
+    edges: list[float] = field(default_factory=list)  # of bins of the numbers or ages
 
     def count(self, frame: pl.DataFrame, where: str) -> None:
         """Count the values of a block of training rows."""
@@ -58,6 +60,7 @@ class ColumnLearner:
         if self.first is None:
             check_type(column, where, ignoring(self.name), None)
             self.first, self.kind = column[:1], self.given.kind(column)
+            self.repeats = self.name in self.given.categorical and self.name in self.given.numeric
             check_type(column, where, ignoring(self.name), self.kind)
             target = self.given.targets.get(self.name)
             self.why = f"compared with {target}" if target else "given" if self.name in self.given.columns else ""
@@ -82,7 +85,7 @@ class ColumnLearner:
     def _may_be_categories(self, numbers: pl.Series) -> bool:
         values = parse(numbers)
         assert self.counts is not None
-        return bool((values == values.round()).all()) and (self.counts.fewest <= FEW or is_named(self.name))
+        return bool((values == values.round()).all()) and (self.counts.fewest <= MOST or is_named(self.name))
 
     def _note(self, parsed: pl.Series) -> None:
         newest = parsed.max()
@@ -98,13 +101,16 @@ class ColumnLearner:
             except InputError as error:
                 self.problem = str(error)
                 return
-            self.kind, self.why, self.form = found.kind, found.why, found.form
+            self.kind, self.why, self.form, self.repeats = found.kind, found.why, found.form, found.repeats
             if self.kind == "date":
                 self._note(parse_dates(table["value"], self.form))
-        if self.kind == "numeric":
-            self.range = bounds_of(parse(sample, self.form))
-        elif self.kind == "date" and self.newest is not None:
-            self.range = bounds_of(parts_of(parse_dates(sample, self.form), self.newest)[-1])
+        if self.kind == "date" and self.newest is not None:
+            values = parts_of(parse_dates(sample, self.form), self.newest)[-1]
+        elif self.kind == "numeric" or self.repeats:
+            values = parse(sample, self.form)
+        else:
+            return
+        self.range, self.edges = bounds_of(values), edges_of(values)
 
     def _find(self, blocks: Blocks, wanted: Callable[[pl.Series], pl.Series]) -> str:
         """Describe the first cell that is ``wanted``."""
@@ -121,11 +127,11 @@ class ColumnLearner:
     @property
     def measured(self) -> bool:
         """Whether the second pass needs the column."""
-        return self.varies and self.kind in ("numeric", "date")
+        return self.varies and (self.kind in ("numeric", "date") or self.repeats)
 
     def measure(self, frame: pl.DataFrame, where: str) -> None:
         """Measure the numbers or the dates of a block. Raises InputError, which names the first bad cell."""
-        if self.kind == "numeric":
+        if self.kind == "numeric" or self.repeats:
             self.moments.add(numbers(frame, self.name, where, self.bad, self.form), *self.range)
             return
         found = dates(frame, self.name, where, self.bad, self.form)
@@ -141,13 +147,18 @@ class ColumnLearner:
         name = self.name
         if not self.used:
             return
-        if self.form and self.kind != "categorical":
+        if self.form and (self.kind != "categorical" or self.repeats):
             encoder.formats[name] = self.form
-        if self.kind == "numeric":
+        plain = self.kind == "numeric" and not self.repeats
+        require(plain or name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
+        if self.repeats:
+            assert self.counts is not None
+            encoder.categorical[name] = self._vocabulary(self.counts)
             encoder.numeric[name] = self._scaling(blocks)
             return
-        require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
-        if self.kind == "list":
+        if plain:
+            encoder.numeric[name] = self._scaling(blocks)
+        elif self.kind == "list":
             length = self.longest if self.given.max_length is None else min(self.longest, self.given.max_length)
             separator = self.given.lists.get(name, "")
             vocabulary = self._vocabulary(self.elements)
@@ -182,4 +193,4 @@ class ColumnLearner:
             )
         # Later rows too may have dates such as 9999-12-31, which stand for none
         bounds = self.range if self.kind == "date" and math.isfinite(self.range[0]) else found.bounds
-        return NumberEncoder(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds)
+        return NumberEncoder(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds, self.edges)

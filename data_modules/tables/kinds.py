@@ -20,8 +20,11 @@ Kind = Literal["categorical", "numeric", "date", "list", "identifier", "free tex
 OnBad = Literal["error", "missing"]
 
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
+NUMBERING = re.compile(r"id|index|row|row number|unnamed: \d+")  # of rows, not of users or products
+ROWS_PER_ID = 3  # with fewer rows on average, nothing can be learnt about single ids: their order may still say when
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
-FEW = 32  # and have no more values than this, are taken for categories
+FEW = 32  # and have no more values than this, are taken for categories,
+MOST = 256  # and up to so many values have both an id and a place on the scale of numbers
 EXACT = 2.0**53  # whole numbers from here on may be rounded in Float64
 UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
 WORDS = 3.0  # free text has more words than this in a cell, on average,
@@ -36,6 +39,8 @@ NAMED = re.compile(
 @dataclass(frozen=True)
 class ColumnOptions:
     """The user's options for columns: the columns whose kind is given, and how to read them.
+
+    A column that is named both in ``categorical`` and in ``numeric`` is both.
 
     ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``targets``: the
     categorical column that the elements of a list are compared with, by list. ``min_count``: the number of training
@@ -101,11 +106,15 @@ def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "nu
 
 @dataclass(frozen=True)
 class Inferred:
-    """What a column holds, why, and the format of its dates or numbers."""
+    """What a column holds, why, and the format of its dates or numbers.
+
+    ``repeats``: whole numbers that are worth an id for each value, but whose order may mean something too.
+    """
 
     kind: Kind
     why: str
     form: str = ""
+    repeats: bool = False
 
 
 def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callable[[Parse], str]) -> Inferred:
@@ -113,6 +122,7 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
     Whole numbers are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier.
+    Two numbers, such as 0 and 1, stay numbers, since an id would say no more.
     Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
 
     Raises InputError if several formats fit, or if a column is mostly numbers or dates (unless ``given.on_bad`` makes
@@ -191,9 +201,12 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
         if is_named(name):
             if distinct > UNIQUE * count:
                 return Inferred("identifier", "like an identifier")
+            if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(name.strip().lower()):
+                return Inferred("numeric", "an identifier with few rows each", form)
             return Inferred("categorical", "named like an identifier", form)
-        if distinct <= FEW and distinct * ROWS_PER_VALUE <= count:
-            return Inferred("categorical", "few whole numbers", form)
+        if 2 < distinct <= MOST and distinct * ROWS_PER_VALUE <= count:
+            kind: Kind = "categorical" if distinct <= FEW else "numeric"
+            return Inferred(kind, "whole numbers that repeat", form, repeats=True)
         why = "whole numbers" if distinct * ROWS_PER_VALUE <= count else ""
     return Inferred("numeric", why, form)
 

@@ -91,11 +91,16 @@ class LabelOptions(LabelRules):
 
 
 class TargetOptions(LabelOptions):
-    """The labels of task ``name``."""
+    """The labels of task ``name``.
+
+    ``relative``: the loss of a task with classes is divided by that of predicting their shares in the training rows,
+    so that it is about 1 at first, as that of a regression in standard units is.
+    """
 
     name: str
     column: str
     metrics: Names
+    relative: bool = False
 
     @staticmethod
     def each(tasks: Any) -> list[TargetOptions]:
@@ -176,7 +181,9 @@ class TargetOptions(LabelOptions):
             weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
         many = len(classes) if self.kind == "multiclass" else 1
         options = {"classes": tuple(classes), "after": self.after, **weights, **self.objective}
-        return TaskSpec(self.name, self.kind, many, self.weight, metrics, **options)
+        shares = [count / sum(each) for count in each]
+        constant = -sum(share * math.log(share) for share in shares) if self.relative and self.loss is None else 1.0
+        return TaskSpec(self.name, self.kind, many, self.weight / constant, metrics, **options)
 
     def _log_classes(self, classes: list[str], counts: list[int], metrics: tuple[str, ...]) -> None:
         """Log the share of each class of the training rows, and which class is predicted."""

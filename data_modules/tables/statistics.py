@@ -10,6 +10,7 @@ import polars as pl
 
 FEW = 1 << 16  # up to this many pending values are not worth merging
 SAMPLE = 5_000  # rows, at least if there are as many
+BINS = 16  # of the numbers of a column
 OUTER = 0.01  # the share of numbers at each end that may be outliers
 
 
@@ -117,3 +118,10 @@ def bounds_of(values: pl.Series) -> tuple[float, float]:
     low, high = (found.quantile(share, "nearest") for share in (OUTER, 1 - OUTER))
     width = 0.0 if low is None or high is None else high - low
     return (low - width, high + width) if width > 0 else (-math.inf, math.inf)
+
+
+def edges_of(values: pl.Series) -> list[float]:
+    """Return increasing values that divide numbers into at most ``BINS`` bins with about as many rows each."""
+    found = values.filter(values.is_finite())
+    edges = {found.quantile(index / BINS, "linear") for index in range(BINS + 1)} if len(found) else set()
+    return sorted(edge for edge in edges if edge is not None)

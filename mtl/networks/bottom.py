@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.networks.attention import TargetAttention
+from mtl.networks.numbers import NumberEmbedding
 from mtl.nn.functional import at_least_float32
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
+EMBEDDING_STD = 0.3
+WIDEST = 16  # embedding whose width follows from the number of ids
 PRIME = 2**31 - 1
 HASHES = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): any numbers below the prime, a not 0
 Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table
@@ -23,14 +26,15 @@ Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table
 
 def bottom_for(
     inputs: Mapping[str, InputSpec],
-    embedding_dim: Count = 128,
+    embedding_dim: Count | None = 128,
     attention_units: Sequence[Count] = (36,),
     hash_buckets: Buckets | None = None,
+    number_dim: Count | None = None,
 ) -> TabularBottom | ImageBottom:
     """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
         return ImageBottom(inputs)
-    return TabularBottom(inputs, embedding_dim, attention_units, hash_buckets)
+    return TabularBottom(inputs, embedding_dim, attention_units, hash_buckets, number_dim)
 
 
 class ImageBottom(nn.Module):
@@ -62,21 +66,25 @@ class ImageBottom(nn.Module):
 
 
 class TabularBottom(nn.Module):
-    """Concatenate an embedding of each categorical input and of each list with the unchanged numeric inputs.
+    """Concatenate an embedding of each categorical input and of each list with the numeric inputs.
 
-    Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). That of a list is the mean over its elements,
-    zeros for an empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of
-    ``attention_units`` sums them. An input with more than ``hash_buckets`` ids has a table of so many rows, see
-    ``HashedTable``. ``output_dim`` D is known after construction.
+    Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). With None, each input's number of ids decides,
+    see ``embedding_dim_for``, and they start N(0, 0.3^2). That of a list is the mean over its elements, zeros for an
+    empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units`` sums
+    them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashedTable``.
+
+    Numbers are unchanged; with ``number_dim``, those whose edges the data module has learnt get a ``NumberEmbedding``
+    of so many entries too. ``output_dim`` D is known after construction.
     """
 
     @validated
     def __init__(
         self,
         inputs: Mapping[str, InputSpec],
-        embedding_dim: Count = 128,
+        embedding_dim: Count | None = 128,
         attention_units: Sequence[Count] = (36,),
         hash_buckets: Buckets | None = None,
+        number_dim: Count | None = None,
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
@@ -85,23 +93,39 @@ class TabularBottom(nn.Module):
         self.output_dim = 0
         attended = {name: spec for name, spec in inputs.items() if isinstance(spec, Bag) and spec.target is not None}
         self.targets = {name: str(spec.target) for name, spec in attended.items()}  # of each list that has one
-        self.attention = nn.ModuleList(TargetAttention(embedding_dim, attention_units) for _ in attended)
         sizes = {str(spec.target): spec.size for spec in attended.values()}
+        dims = {
+            name: embedding_dim or embedding_dim_for(sizes.get(name, spec.size))
+            for name, spec in inputs.items()
+            if isinstance(spec, Categorical | Bag)
+        }
+        dims |= {name: dims[target] for name, target in self.targets.items()}
+        self.attention = nn.ModuleList(TargetAttention(dims[name], attention_units) for name in attended)
+        self.numbers = nn.ModuleList()  # of the numeric inputs, in order
         for name, spec in inputs.items():
             if name in attended:
-                self.output_dim += embedding_dim
+                self.output_dim += dims[name]
             elif isinstance(spec, Categorical | Bag):
                 size = sizes.get(name, spec.size)  # a target's table begins with the padding of lists
                 rows = size if hash_buckets is None else min(size, hash_buckets)
-                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(rows, embedding_dim)
+                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(rows, dims[name])
                 if isinstance(spec, Bag):
-                    table = nn.EmbeddingBag(rows, embedding_dim, mode="mean", padding_idx=0)
-                nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
+                    table = nn.EmbeddingBag(rows, dims[name], mode="mean", padding_idx=0)
+                if embedding_dim is None:
+                    nn.init.normal_(table.weight, std=EMBEDDING_STD)
+                else:
+                    nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
                 self.embeddings.append(table if rows == size else HashedTable(table))
                 self.categorical.append(name)
-                self.output_dim += embedding_dim
+                self.output_dim += dims[name]
             elif isinstance(spec, Numeric):
-                self.output_dim += spec.width
+                if number_dim is None or not any(spec.edges):
+                    self.numbers.append(nn.Identity())
+                    self.output_dim += spec.width
+                else:
+                    embedding = NumberEmbedding(spec.edges, number_dim)
+                    self.numbers.append(embedding)
+                    self.output_dim += embedding.output_dim
             else:
                 texts = "; texts need network=transformer or bottom=text" if isinstance(spec, Tokens) else ""
                 kind = type(spec).__name__
@@ -121,8 +145,17 @@ class TabularBottom(nn.Module):
         parts = [*embedded.values()]
         for (name, target), attention in zip(self.targets.items(), self.attention, strict=True):
             parts.append(attention(tables[target](inputs[name]), embedded[target], inputs[name] != 0))
-        parts += [at_least_float32(inputs[name]) for name in self.numeric]
+        for name, embedding in zip(self.numeric, self.numbers, strict=True):
+            parts.append(embedding(at_least_float32(inputs[name])))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def embedding_dim_for(size: int) -> int:
+    """Return a width for the embeddings of ``size`` ids: 2 for two, 16 from 62 on.
+
+    1.6 size^0.56, a rule of thumb of the fastai library, with an upper bound.
+    """
+    return min(WIDEST, round(1.6 * size**0.56))
 
 
 class HashedTable(nn.Module):

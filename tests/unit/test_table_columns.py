@@ -39,7 +39,9 @@ def learnt(columns: Any, folder: Path, suffix: str = "csv", label: pl.Series = L
 
 KINDS: dict[str, tuple[list[Any], str]] = {  # of a column with this name: its cells, and what it is taken for
     "Age": ([18 + i % 60 for i in range(ROWS)], "number"),
-    "stars": ([1 + i % 5 for i in range(ROWS)], "category"),
+    "stars": ([1 + i % 5 for i in range(ROWS)], "both"),
+    "new": ([i % 2 for i in range(ROWS)], "number"),  # an id would say no more
+    "id": ([1000 + i % 90 for i in range(ROWS)], "number"),  # few rows for each
     "user_id": ([1000 + i % 60 for i in range(ROWS)], "category"),
     "CustomerID": (list(range(ROWS)), "identifier"),
     "Order ID": ([f"ORD-{i}" for i in range(ROWS)], "identifier"),
@@ -63,6 +65,7 @@ def test_kinds_and_formats(suffix: str, tmp_path: Path) -> None:
     encoder = learnt(columns, tmp_path, suffix).row_encoder
     for name, (_, expected) in KINDS.items():
         kind = {**dict.fromkeys(encoder.numeric, "number"), **dict.fromkeys(encoder.categorical, "category")}
+        kind |= dict.fromkeys(encoder.numeric.keys() & encoder.categorical.keys(), "both")
         assert encoder.formats.get(name, kind.get(name, "identifier")) == expected
     again = TableEncoder.from_state(encoder.state())
     assert again.state() == encoder.state()
@@ -201,7 +204,7 @@ def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
     encoder = data.row_encoder
     assert [*encoder.formats.values()] == ["dd/mm/yyyy", "mmm dd, yyyy", "1,234.5 kg", "1,234.5"]
     assert [name for name in encoder.numeric if "age" not in name] == ["Age", "income", "weight", "price"]
-    assert [name for name in encoder.categorical if " " not in name] == ["customer_id", "Country"]
+    assert [name for name in encoder.categorical if " " not in name] == ["customer_id", "Age", "Country"]
     assert not {"Order ID", "currency"} & set(encoder.columns)
     rows = {line.split("  ")[0]: line for line in lines if "  " in line}
     assert "left out" in rows["Order ID"]

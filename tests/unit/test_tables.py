@@ -118,7 +118,8 @@ NUMBER, CODES = {NUMERIC: Numeric(1)}, {"c": Categorical(4)}
 
 # Column c (at for dates), options, and the inputs that follow; None: there is nothing but x, which is numeric
 COLUMNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
-    "whole numbers that repeat": ([i % 3 for i in range(40)], {}, CODES),
+    "whole numbers that repeat": ([i % 3 for i in range(40)], {}, CODES | NUMBER),
+    "two whole numbers": ([i % 2 for i in range(40)], {}, NUMBER),
     "one half among them": ([i % 3 + 0.5 * (i == 39) for i in range(40)], {}, NUMBER),
     "days as numbers": ([f"2026{1 + i % 9:02}01" for i in range(40)], {}, NUMBER),
     "texts": ([" Bern", "Ulm ", "Rom", "Ulm"] * 10, {}, CODES),
@@ -403,9 +404,11 @@ def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]
     streamed, memory = both
     one, other = streamed.row_encoder.state(), memory.row_encoder.state()
     for scaling, expected in zip(one["numeric"].values(), other["numeric"].values(), strict=True):
-        assert scaling.pop("bounds") == expected.pop("bounds")
+        assert (scaling.pop("bounds"), scaling.pop("edges")) == (expected.pop("bounds"), expected.pop("edges"))
         assert scaling == pytest.approx(expected, rel=1e-12)
-    assert list(one["numeric"]) == list(other["numeric"]) == ["number", "price", "text_number", "late", "day age"]
+    assert (
+        list(one["numeric"]) == list(other["numeric"]) == ["number", "price", "floor", "text_number", "late", "day age"]
+    )
     names = ["user", "city", "floor", "text_code", "flag", "day month", "day day", "day weekday", "day hour"]
     assert list(one["categorical"]) == names
     assert {**one, "numeric": 0} == {**other, "numeric": 0}
@@ -566,7 +569,7 @@ def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.L
     data = loaded(TableDataModule(data_dir=str(tmp_path), batch_size=16))
     assert "made-up rows" in caplog.text
     assert {name: len(batch) for name, batch in data.splits.items()} == {"train": 16000, "val": 2000, "test": 2000}
-    assert set(data.spec.inputs) == {"user", "city", "hour", "device", NUMERIC}
+    assert set(data.spec.inputs) == {"user", "city", "hour", "device", "age", NUMERIC}
     train = data.splits["train"].targets
     assert torch.equal(train["click"] == 0, train["minutes"].isnan())
 
