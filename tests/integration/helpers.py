@@ -117,14 +117,6 @@ def train_table(folder: Path, rows: pl.DataFrame, *words: str) -> Path:
     """Train a small network on ``rows``, written to ``rows.csv`` in ``folder``; return the folder of the run."""
     rows.write_csv(folder / "rows.csv")
     sizes = ("recipe.embedding_dim=4", "recipe.expert_units=[8]", "recipe.head_units=[8]", "recipe.num_experts=3")
-    words = (
-        "data=table",
-        "recipe=table_mixture",
-        f"data.path={folder}/rows.csv",
-        *sizes,
-        "trainer.max_epochs=1",
-        "~logger",
-        *words,
-    )
+    words = ("data=table", f"data.path={folder}/rows.csv", *sizes, "trainer.max_epochs=1", "~logger", *words)
     run(compose_small(folder / "run", *words))
     return folder / "run"

@@ -296,7 +296,7 @@ def test_users_own_data_and_recipe(tmp_path: Path) -> None:
         (tmp_path / group / "visits.yaml").write_text(f"# @package _global_\n{content}\n")
     words = [f"hydra.searchpath=[file://{tmp_path}]", "data=visits"]
     cfg = compose_small(tmp_path, *words)
-    assert (cfg.data.path, cfg.network.num_experts, cfg.recipe.patience) == ("visits.csv", 3, 16)
+    assert (cfg.data.path, cfg.network.num_experts, cfg.recipe.patience) == ("visits.csv", 3, 10)
     assert compose_small(tmp_path, *words, "recipe=movielens").network.num_experts == 16
 
 

@@ -30,7 +30,7 @@ from tests.programs import attempt
 
 ROWS = 400
 WORDS = ["recipe.embedding_dim=4", "recipe.expert_units=[8]", "recipe.head_units=[8]", "~logger"]
-WORDS += ["trainer.max_epochs=1", "gate=topk", "data=table", "recipe=table_mixture"]
+WORDS += ["trainer.max_epochs=1", "gate=topk", "data=table"]
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, genre: {kind: multiclass}}"
 
 
