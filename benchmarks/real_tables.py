@@ -157,7 +157,7 @@ def catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Call
     model: Any = make(verbose=0, thread_count=1, allow_writing_files=False, random_seed=seed)
     valid = (x["valid"], y["valid"])
     model.fit(x["train"], y["train"], cat_features=words, eval_set=valid, early_stopping_rounds=ROUNDS)
-    return model.predict if kind == "regression" else model.predict_proba  # type: ignore[no-any-return]
+    return model.predict if kind == "regression" else model.predict_proba
 
 
 def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from mtl.checkpoints.files import read
+from mtl.checks import InputError
 from mtl.distributed import gather
 from mtl.options import Name, validated
 from mtl.training.metrics import mode_of
@@ -53,7 +54,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_lost and trainer.is_global_zero:
-            log.warning("the best checkpoint so far, best.ckpt, is not in %s: starting anew", self.dirpath)
+            log.warning("the best checkpoint so far, best.ckpt, is not in %s, or damaged: starting anew", self.dirpath)
         self._is_lost = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
@@ -87,19 +88,20 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
         A run that was killed may have found a better one after its last save: the score is that of the file.
         """
         path = Path(str(self.dirpath)) / "best.ckpt"
-        there, state = gather((path.is_file(), self._state_in(path)))[0]  # rank 0 has the file
-        state = state or state_dict
+        found = gather(self._state_in(path))[0]  # rank 0 has the file
+        state = found or state_dict
         score = state["best_model_score"]
-        self._is_lost = score is not None and not there
-        if score is not None and there:
+        self._is_lost = score is not None and found is None
+        if score is not None and found is not None:
             self.best_model_path = self.kth_best_model_path = str(path)
             self.best_model_score = self.kth_value = score
             self.best_k_models = {str(path): score}
             self.validation = state.get("validation", {})
 
     def _state_in(self, path: Path) -> dict[str, Any] | None:
-        """Return the state of this callback in a checkpoint; None if there is none, or only weights."""
-        if not path.is_file():
+        """Return the state of this callback in a checkpoint, empty if it has only weights; None if it is unreadable."""
+        try:
+            state: dict[str, Any] = read(path, divided=True).get("callbacks", {}).get(self.state_key, {})
+        except InputError:  # missing or damaged
             return None
-        state: dict[str, Any] | None = read(path, divided=True).get("callbacks", {}).get(self.state_key)
         return state

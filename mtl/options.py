@@ -71,6 +71,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
+Members = Annotated[int, Field(ge=1, le=1024)]  # networks of an ensemble
 Long = Annotated[int, Field(ge=1, le=10**9)]  # rows, batches, steps
 LongOrZero = Annotated[int, Field(ge=0, le=10**9)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what torch.Generator takes

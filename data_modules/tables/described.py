@@ -78,7 +78,7 @@ def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any]) -> list[st
         "categorical": [one.name for one in columns if one.used and (one.kind == "categorical" or one.repeats)],
         "numeric": [one.name for one in columns if one.used and (one.kind == "numeric" or one.repeats)],
         "dates": [one.name for one in columns if one.used and one.kind == "date"],
-        "formats": {one.name: one.form for one in columns if one.used and one.form and one.kind != "categorical"},
+        "formats": {one.name: one.form for one in columns if one.used and one.form and one.is_parsed},
         "ignore": [one.name for one in columns if not one.used],
     }
     lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]

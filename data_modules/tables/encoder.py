@@ -130,9 +130,7 @@ class TableEncoder(RowEncoder):
         inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
-            # A category that is no number is an unknown one, not a mistake
-            lenient = BadCells() if name in self.categorical else bad
-            values = numbers(frame, name, where, lenient, self.formats.get(name, ""))
+            values = numbers(frame, name, where, bad, self.formats.get(name, ""))
             parts += scaled(frame, name, where, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 

@@ -64,7 +64,8 @@ class ColumnLearner:
             check_type(column, where, ignoring(self.name), self.kind)
             target = self.given.targets.get(self.name)
             self.why = f"compared with {target}" if target else "given" if self.name in self.given.columns else ""
-            self.form = format_of(column, self.given, self.kind, lambda row: cell(frame, self.name, row, where))
+            kind = "numeric" if self.repeats else self.kind
+            self.form = format_of(column, self.given, kind, lambda row: cell(frame, self.name, row, where))
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
         if self.kind == "list":
@@ -110,7 +111,8 @@ class ColumnLearner:
             values = parse(sample, self.form)
         else:
             return
-        self.range, self.edges = bounds_of(values), edges_of(values)
+        self.range = bounds_of(values)
+        self.edges = edges_of(values.clip(*self.range))
 
     def _find(self, blocks: Blocks, wanted: Callable[[pl.Series], pl.Series]) -> str:
         """Describe the first cell that is ``wanted``."""
@@ -123,6 +125,11 @@ class ColumnLearner:
     @property
     def used(self) -> bool:
         return self.varies and self.kind not in ("identifier", "free text")
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether cells are read as numbers or dates, in the format ``form``."""
+        return self.kind != "categorical" or self.repeats
 
     @property
     def measured(self) -> bool:
@@ -147,7 +154,7 @@ class ColumnLearner:
         name = self.name
         if not self.used:
             return
-        if self.form and (self.kind != "categorical" or self.repeats):
+        if self.form and self.is_parsed:
             encoder.formats[name] = self.form
         plain = self.kind == "numeric" and not self.repeats
         require(plain or name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")

@@ -20,8 +20,8 @@ Kind = Literal["categorical", "numeric", "date", "list", "identifier", "free tex
 OnBad = Literal["error", "missing"]
 
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
-NUMBERING = re.compile(r"id|index|row|row number|unnamed: \d+")  # of rows, not of users or products
-ROWS_PER_ID = 3  # with fewer rows on average, nothing can be learnt about single ids: their order may still say when
+NUMBERING = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
+ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
 FEW = 32  # and have no more values than this, are taken for categories,
 MOST = 256  # and up to so many values have both an id and a place on the scale of numbers
@@ -201,7 +201,7 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
         if is_named(name):
             if distinct > UNIQUE * count:
                 return Inferred("identifier", "like an identifier")
-            if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(name.strip().lower()):
+            if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(words_of(name)):
                 return Inferred("numeric", "an identifier with few rows each", form)
             return Inferred("categorical", "named like an identifier", form)
         if 2 < distinct <= MOST and distinct * ROWS_PER_VALUE <= count:
@@ -213,8 +213,12 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
 
 def is_named(name: str) -> bool:
     """Return whether a column is named like an identifier: customer_id, OrderID, zip code, user."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", " ", name)
-    return NAMED.fullmatch(words.strip().lower()) is not None
+    return NAMED.fullmatch(words_of(name)) is not None
+
+
+def words_of(name: str) -> str:
+    """Return the words of a name in lower case: "order id" for OrderID and order_id."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", " ", name).strip().lower()
 
 
 def words(table: pl.DataFrame) -> float:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 FEW = 1 << 16  # up to this many pending values are not worth merging
@@ -122,6 +123,6 @@ def bounds_of(values: pl.Series) -> tuple[float, float]:
 
 def edges_of(values: pl.Series) -> list[float]:
     """Return increasing values that divide numbers into at most ``BINS`` bins with about as many rows each."""
-    found = values.filter(values.is_finite())
-    edges = {found.quantile(index / BINS, "linear") for index in range(BINS + 1)} if len(found) else set()
-    return sorted(edge for edge in edges if edge is not None)
+    found = values.filter(values.is_finite()).to_numpy()
+    edges: list[float] = np.unique(np.quantile(found, np.linspace(0, 1, BINS + 1))).tolist() if len(found) else []
+    return edges

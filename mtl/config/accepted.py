@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from mtl.options import CONFIG, Long, LongOrZero, Name, NotNegative, RunSeed, matching
+from mtl.options import CONFIG, Long, LongOrZero, Members, Name, NotNegative, RunSeed, matching
 
 Label = Annotated[
     str,
@@ -40,7 +40,7 @@ TOP: dict[str, Any] = {
     "changed_data": Literal["refuse", "accept"],
     "choices": Mapping[str, Any],
     "threads": Annotated[int, Field(ge=1, le=1024)] | None,
-    "ensemble": Annotated[int, Field(ge=1, le=1024)],
+    "ensemble": Members,
     "compile": bool,
     "monitor": Name,
     "tested": Literal["best", "last"],

@@ -25,13 +25,13 @@ from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.files.records import flatten
-from mtl.options import valid
+from mtl.options import Members, valid
 from mtl.runs.commands import key_of
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
-FIXED_SECTIONS = ("gate", "network", "data", "permutation", "weighting")
+FIXED_SECTIONS = ("gate", "network", "ensemble", "data", "permutation", "weighting")
 TRAINED_SECTIONS = (*FIXED_SECTIONS, "optimizer", "table_optimizer")  # those of a run that goes on with the training
 # It may change these keys, which say where files are and how rows are loaded, and keys that end with _url
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "eval_batch_size", "pin_memory")}
@@ -238,5 +238,5 @@ def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: 
     data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}
     if "data_dir" in data:
         data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
-    network = {"network": config["network"], "ensemble": config.get("ensemble", 1)}
-    return OmegaConf.create({"compile": False, **network, "data": data})
+    members = valid(Members, config.get("ensemble", 1), f"checkpoint {checkpoint.path}: ensemble")
+    return OmegaConf.create({"compile": False, "network": config["network"], "ensemble": members, "data": data})

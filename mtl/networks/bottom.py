@@ -151,7 +151,7 @@ class TabularBottom(nn.Module):
 
 
 def embedding_dim_for(size: int) -> int:
-    """Return a width for the embeddings of ``size`` ids: 2 for two, 16 from 62 on.
+    """Return a width for the embeddings of ``size`` ids: 2 for two ids, 16 for 58 or more.
 
     1.6 size^0.56, a rule of thumb of the fastai library, with an upper bound.
     """

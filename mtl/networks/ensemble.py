@@ -31,10 +31,11 @@ class Features(nn.Module):
 class Ensemble(nn.Module):
     """Predict the mean of K networks that differ in their initial weights (Lakshminarayanan et al. 2017).
 
-    Members with one bottom share it, as those of TabM do (Gorishniy et al. 2024, arXiv 2410.24210): with many columns
-    it costs more than all else. Each of the ``members`` has a loss of its own, so none learns to make up for the
-    mistakes of the others. The mean is that of probabilities, of rates (``loss=poisson``), and of the other
-    regressions' outputs. Auxiliary losses are means over the members.
+    If the members have an attribute ``bottom``, which maps the inputs to features, all use that of the first, as in
+    TabM (Gorishniy et al. 2024, arXiv 2410.24210): with many columns it costs more than all else. Each of the
+    ``members`` has a loss of its own, so none learns to make up for the mistakes of the others. The mean is that of
+    probabilities, of rates (``loss=poisson``), and of the other regressions' outputs. Auxiliary losses are means over
+    the members.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:

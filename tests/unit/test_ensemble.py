@@ -19,7 +19,7 @@ from mtl.networks.heads import Heads
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 from mtl.use.trained import load
-from tests.integration.helpers import compose_small
+from tests.integration.helpers import compose_small, resume_small
 
 TASKS = [TaskSpec("click", "binary"), TaskSpec("size", "multiclass", 3), TaskSpec("price", "regression")]
 SPEC = DataSpec({"x": Numeric(4)}, TASKS)
@@ -67,7 +67,7 @@ def test_each_member_has_a_loss_of_its_own() -> None:
 
 def test_members_share_a_bottom_and_nothing_else() -> None:
     network = Ensemble([member(), member()])
-    assert [type(part.bottom).__name__ for part in network.members] == ["Features", "Features"]  # type: ignore[union-attr]
+    assert [type(part.bottom).__name__ for part in network.members] == ["Features", "Features"]
     weights = [dict(part.named_parameters()) for part in network.members]
     assert weights[0].keys() == weights[1].keys()
     assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] if "weight" in name)
@@ -87,3 +87,15 @@ def test_a_run_of_an_ensemble_is_loaded_as_it_was_tested(words: tuple[str, ...],
     network = load(tmp_path).network
     assert isinstance(network, Ensemble)
     assert len(network.members) == 3
+
+
+def test_members_that_a_checkpoint_cannot_have_are_refused(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "ensemble=2", "network=shared_bottom", "trainer.max_epochs=1"))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(InputError, match="ensemble is 2 in the checkpoint, 3 now"):
+        run(resume_small(last, tmp_path / "more", "ensemble=3"))
+    content = torch.load(last, weights_only=True)
+    content["config"]["ensemble"] = 10**9
+    torch.save(content, tmp_path / "huge.ckpt")
+    with pytest.raises(InputError, match=r"huge.ckpt: ensemble.*1024"):
+        load(tmp_path / "huge.ckpt")

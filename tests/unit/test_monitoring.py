@@ -147,9 +147,12 @@ def test_short_epochs_share_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert saved == [0, 4]
 
 
-def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_resumed_run_without_its_best_file_says_so(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit([0.2], [BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path))])
     (tmp_path / "best.ckpt").unlink()
+    if how == "damaged":
+        (tmp_path / "best.ckpt").write_bytes(b"half")
     best = BestCheckpoint(str(tmp_path))
     fit([0.9], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=2)
     assert caplog.text.count("the best checkpoint so far, best.ckpt, is not in") == 1

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.tables.described import suggest_column_options
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.kinds import is_named
 from mtl.data_modules.tables.statistics import bounds_of
@@ -229,3 +230,17 @@ def test_very_wide_tables_show_some_columns_and_every_warning(tmp_path: Path, ca
     assert "c40 " not in shown
     assert "... 60 more" in shown
     assert "key " in shown
+
+
+def test_a_repeated_number_is_read_as_a_number(tmp_path: Path) -> None:
+    """Also if the column is named both as categories and as numbers, as ``mtl columns`` writes it."""
+    cells = [f"{1 + i % 5} kg" for i in range(ROWS)]
+    columns = {"stars": cells, "x": [i + 0.5 for i in range(ROWS)]}
+    encoder = learnt(columns, tmp_path).row_encoder
+    assert encoder == learnt(columns, tmp_path, categorical=["stars"], numeric=["stars"]).row_encoder
+    assert encoder.formats == {"stars": "1,234.5 kg"}
+    with pytest.raises(InputError, match="'many' is not a number"):
+        encoder.encode(pl.DataFrame({"stars": ["many"], "x": [0.5]}), "rows")
+    written = suggest_column_options(tmp_path / "t.csv", ["y"], "t", tmp_path)
+    for option in ("categorical: [stars]", "numeric: [stars, x]", "formats: {stars: "):
+        assert option in written
