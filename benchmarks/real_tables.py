@@ -99,6 +99,7 @@ def network(tasks: Mapping[str, str], frames: Frames, seed: int, **options: Any)
 
 
 def classes_of(column: pl.Series) -> list[str]:
+    """Return the classes among the labels, as ``mtl`` names and sorts them."""
     return sorted(str(value).removesuffix(".0") for value in column.drop_nulls().unique())
 
 
@@ -127,6 +128,7 @@ def numbers(column: pl.Series, classes: Sequence[str]) -> Any:
 
 
 def linear(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of a ridge or logistic regression, fitted to ``x`` and ``y`` of the training rows."""
     names = [column for column in x["train"] if column not in words]
     scaled = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler())
     one_hot = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=5)
@@ -137,6 +139,7 @@ def linear(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callab
 
 
 def lightgbm(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of LightGBM's default trees, see ``linear``; ``words``: the columns of categories."""
     import lightgbm
 
     levels = {word: pandas.CategoricalDtype(sorted(x["train"][word].unique())) for word in words}
@@ -151,6 +154,7 @@ def lightgbm(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Call
 
 
 def catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of CatBoost's default trees, see ``lightgbm``."""
     import catboost
 
     make = catboost.CatBoostRegressor if kind == "regression" else catboost.CatBoostClassifier
@@ -225,8 +229,9 @@ rows; the best of a row is in bold. Rows are drawn into 60 % training, 20 % vali
 intervals from 10,000 bootstrap samples of the tables. `mtl` is `mtl.fit` with its defaults, `table_ensemble` with
 `recipe="table_ensemble"`; `shared_bottom` and `single_task` are ensembles of these networks. The others train one model
 for each target with their defaults: CatBoost and LightGBM stop after 50 rounds without improvement on the validation
-rows, linear models are ridge and logistic regressions. One thread each. The tables are described in
-`benchmarks/tables`. By `python benchmarks/real_tables.py`; all numbers: [real_tables.csv](real_tables.csv).
+rows, linear models are ridge and logistic regressions. One thread each; CPU seconds grow with the other load of the
+machine, so compare them roughly. The tables are described in `benchmarks/tables`. By `python
+benchmarks/real_tables.py`; all numbers: [real_tables.csv](real_tables.csv).
 """
 
 

@@ -150,6 +150,7 @@ DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_steps=2
         pytest.param([*LOSSES, "gate=remoe"], id="remoe"),
         pytest.param([*LOSSES, "gate=topk", "gate.bias_rate=0.01"], id="bias"),
         pytest.param([*LOSSES, "weighting=mgda"], id="mgda"),
+        pytest.param([*LOSSES, "ensemble=3", "recipe.number_dim=2", "data.relative_losses=true"], id="ensemble"),
     ],
 )
 def test_several_processes_equal_one(words: list[str], processes: int, tmp_path: Path) -> None:

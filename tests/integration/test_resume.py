@@ -245,6 +245,7 @@ STATEFUL = {
     "permuted": ["permutation=sinkhorn", "recipe.permutation.epochs=1.4", "permutation.noise=0.1", "weighting=dwa"],
     "remoe": ["gate=remoe", "network.static_gate=false", "optimizer=adagrad", "weighting=uncertainty"],
     "biased": ["gate=topk", "gate.bias_rate=0.01", "network.static_gate=false", "optimizer=sgd", "weighting=nash_mtl"],
+    "ensemble": ["ensemble=2", "gate=topk", "weighting=pcgrad", "callbacks.last.every_minutes=1e-6"],
     "annealed": ["gate=softmax_selector", "schedule=temperature", "lr_schedule=one_cycle", "optimizer=adamw"],
 }
 
