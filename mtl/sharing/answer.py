@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mtl.report.runs import Runs
-from mtl.report.statistics import Difference, Outcome, Value, Values, difference, runs_to_decide, summarise
+from mtl.report.statistics import FEWEST, Difference, Outcome, Value, Values, difference, runs_to_decide, summarise
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
+EQUAL = 1e-9  # percent: gains with a smaller standard error differ by rounding alone
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"
 SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "undecided"
 VERDICTS = {Outcome.BETTER: SHARE, Outcome.WORSE: NOT, Outcome.SAME: NONE, Outcome.OPEN: UNDECIDED}
@@ -41,9 +42,17 @@ class Gain:
         return None if self.found is None else self.found.interval
 
     @property
+    def _is_equal(self) -> bool:
+        return self.found is not None and (self.found.error or 0.0) < EQUAL
+
+    @property
     def verdict(self) -> str:
-        """One of the four verdicts; runs without a value leave a gain undecided."""
-        if self.found is None or self.found.undefined:
+        """One of the four verdicts.
+
+        Undecided are gains with a run without a value, gains of too few runs to tell, and gains that are equal in all
+        runs, as those of metrics on few test rows: their spread says nothing about other seeds.
+        """
+        if self.found is None or self.found.undefined or self.found.runs < FEWEST or self._is_equal:
             return UNDECIDED
         return VERDICTS[self.found.outcome(self.p, CLOSE)]
 
@@ -52,8 +61,14 @@ class Gain:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
         if self.found is None:
             return "alone has a metric of 0, or no value"
-        if self.found.undefined or not self.found.mean or not self.found.error:
-            return f"{self.found.undefined} runs have no value" if self.found.undefined else "more seeds would tell"
+        if self.found.undefined:
+            return f"{self.found.undefined} runs have no value"
+        if self.found.runs < FEWEST:
+            return f"at least {FEWEST} seeds are needed"
+        if self._is_equal:
+            return "equal in all seeds: more test rows would tell, not more seeds"
+        if not self.found.mean:
+            return "more seeds would tell"
         needed = runs_to_decide(self.mean, self.found.deviation, self.comparisons, self.found.overlap)
         seeds = max(needed, self.found.runs + 1)
         few = "more rows would tell, not more seeds" if math.isinf(seeds) else "over 100 seeds needed"

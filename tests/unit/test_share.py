@@ -89,6 +89,14 @@ def test_verdicts() -> None:
     assert gain(0.01, 0.5, 0.9).advice == "over 100 seeds needed"
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.5, 3.0])
+def test_gains_without_spread_or_of_two_seeds_are_undecided(mean: float) -> None:
+    equal, few = gain(mean, 1e-15, 1e-15), gain(mean, 1e-6, 1e-6, count=2)
+    assert [equal.verdict, few.verdict] == ["undecided"] * 2
+    assert equal.advice.startswith("equal in all seeds")
+    assert few.advice == "at least 3 seeds are needed"
+
+
 def test_holm_corrects_for_all_gains_of_a_kind() -> None:
     found = holm([gain(1, 1, p) for p in (0.01, 0.04, 0.03, None)])
     assert [each.p for each in found] == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06), None]
