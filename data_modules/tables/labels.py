@@ -31,7 +31,11 @@ LARGEST = 1e18  # the largest label of a regression; the squares of much larger 
 LISTED = 10  # classes in a message
 NONE = "no training row has a label for task"
 RARE = 0.05  # the share of a class that is rare,
-OF_RARE = ("auroc", "auprc", "accuracy")  # and the default metrics of a binary task that has one
+OF_RARE = {  # and the default metrics of a task that has one
+    "binary": ("auroc", "auprc", "logloss", "accuracy"),
+    "multiclass": ("accuracy", "macro_f1", "logloss"),
+}
+OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
 Cell = Text | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
@@ -162,7 +166,8 @@ class TargetOptions(LabelOptions):
             require(found.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
             mean, std = math.log(mean or 1.0), 1.0
         scale = {"mean": mean, "std": std, **self.objective}
-        return TaskSpec(self.name, "regression", weight=self.weight, metrics=tuple(self.metrics), **scale)
+        metrics = tuple(self.metrics) or (() if self.loss == "quantile" else OF_NUMBERS)
+        return TaskSpec(self.name, "regression", weight=self.weight, metrics=metrics, **scale)
 
     def _of_classes(self, found: Counts, where: str) -> TaskSpec:
         here, table = f"{where}, column {self.column!r}", found.table()
@@ -172,8 +177,8 @@ class TargetOptions(LabelOptions):
         classes = self._classes(numbers, here)
         each = [numbers[name] for name in classes]
         metrics = tuple(self.metrics)
-        if self.kind == "binary" and not metrics and min(each) < RARE * sum(each):
-            metrics = OF_RARE
+        if not metrics and min(each) < RARE * sum(each):
+            metrics = OF_RARE[self.kind]
         self._log_classes(classes, each, metrics)
         if self.kind == "multiclass":
             weights: dict[str, Any] = {"class_weights": self._weights_of(classes, each, here)}
@@ -192,7 +197,7 @@ class TargetOptions(LabelOptions):
         ]
         more = ", ..." if len(classes) > LISTED else ""
         positive = f"; positive: {format_value(classes[1])}" if self.kind == "binary" else ""
-        rare = "; rare, so also auprc" if metrics != tuple(self.metrics) else ""
+        rare = f"; rare, so {', '.join(metrics)}" if metrics != tuple(self.metrics) else ""
         shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
         logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
 

@@ -215,9 +215,14 @@ def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
     assert sum("ignored: " in line for line in lines) == 1
 
 
-def test_metrics_of_a_rare_class(table: tuple[Any, list[str]]) -> None:
+def test_default_metrics_fit_the_kind_and_rare_classes(table: tuple[Any, list[str]], tmp_path: Path) -> None:
     data, lines = table
-    assert [task.metrics for task in data.spec.tasks] == [(), ("auroc", "auprc", "accuracy"), (), ()]
+    [usual, rare, classes, number] = [task.metrics for task in data.spec.tasks]
+    assert (usual, rare, classes) == ((), ("auroc", "auprc", "logloss", "accuracy"), ())
+    assert number == ("mse", "mae", "r2")
+    label = pl.Series("y", [*["a", "b"] * (ROWS // 2 - 2), *["c"] * 4])
+    [task] = learnt({"x": [i + 0.5 for i in range(ROWS)]}, tmp_path, label=label, tasks={"y": "multiclass"}).spec.tasks
+    assert task.metrics == ("accuracy", "macro_f1", "logloss")
     assert any(line.startswith('task fraud (binary): "0" 98.') for line in lines)
 
 
