@@ -15,6 +15,7 @@ from mtl.checks import require
 from mtl.options import Long, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
+from .constants import with_constants
 from .feeding import Batches, BatchPlan, RowsDataset, RowsLoader, RowsSampler
 from .splits import SPLITS
 from .state import changes, fingerprint, reading_state, spec_of, spec_state
@@ -96,9 +97,10 @@ class TensorDataModule(LightningDataModule):
 
     def _load(self) -> DataSpec:
         spec, self.splits = self.load()
-        if "train" in self.splits:
-            check_labels(spec.tasks, self.splits["train"].targets)
-        return spec
+        if "train" not in self.splits:
+            return spec
+        check_labels(spec.tasks, self.splits["train"].targets)
+        return with_constants(spec, self.splits["train"].targets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the meaning of a network's inputs and outputs on these data, and the fingerprints of the files.

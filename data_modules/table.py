@@ -206,6 +206,13 @@ class TableDataModule(TensorDataModule):
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
         return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
 
+    def training_sample(self, most: int) -> Batch | None:
+        """Return at most ``most`` training rows, drawn with ``seed``; None if they are not loaded."""
+        if "train" not in self.splits:
+            return None
+        rows = self.splits["train"]
+        return rows.select(torch.randperm(len(rows), generator=self.generator("sample"))[:most])
+
     def open(self, split: str) -> RowSource:
         """Return the rows that ``path``, ``val_path`` or ``test_path`` names. Raises InputError."""
         if split in self.frames:

@@ -12,22 +12,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mtl.checks import require
 from mtl.options import FilePath, Long, validated
 from mtl.types import Batch, DataSpec
 
+from .constants import with_constants
 from .feeding import BatchPlan
 from .files.reading import files_of
 from .split_rows import Marks, SplitRows, random_marks
-from .stream import StreamLoader, in_order, shuffled
+from .stream import StreamLoader, concat_batches, in_order, shuffled
 from .table import OPTION, TableDataModule
 from .tables.row_source import PARQUET, RowSource
 
 logger = logging.getLogger(__name__)
 
 BLOCKS = 16  # blocks in a window: its mixed rows come from this many places
+SAMPLE = 20_000  # training rows whose labels give the constants
 
 
 class TableStreamDataModule(TableDataModule):
@@ -75,10 +78,26 @@ class TableStreamDataModule(TableDataModule):
         self.parts = {name: rows[name] for name in self.wanted}
         for name, part in self.parts.items():
             logger.info("%s: %d %s rows in %d files", part.source.here, len(part), name, len(part.source.tables))
-        return spec
+        if all(task.constant for task in spec.tasks):
+            return spec
+        self._spec = spec  # which reading needs
+        sample = self.training_sample(SAMPLE)
+        return spec if sample is None else with_constants(spec, sample.targets)
 
     def row_counts(self) -> dict[str, Any]:
         return {split: len(part) for split, part in self.parts.items()}
+
+    def training_sample(self, most: int) -> Batch | None:
+        """Return at most ``most`` training rows, or all, from random places in ``BLOCKS`` or more random blocks."""
+        if "train" not in self.parts:
+            return None
+        generator, counts = self.generator("sample"), self.parts["train"].counts
+        blocks = counts.nonzero()[:, 0]
+        blocks = blocks[torch.randperm(len(blocks), generator=generator)]
+        blocks = blocks[: max(BLOCKS, 1 + int((counts[blocks].cumsum(0) < most).sum()))]
+        drawn = [torch.randperm(int(counts[block]), generator=generator) for block in blocks]
+        parts = zip(blocks.tolist(), drawn, strict=True)
+        return concat_batches([self.read("train", block, rows[: -(-most // len(blocks))]) for block, rows in parts])
 
     def training_cut(self) -> BatchPlan:
         return BatchPlan(len(self.parts["train"]), self.batch_size, *self._processes(), training=True)

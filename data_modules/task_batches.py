@@ -15,6 +15,7 @@ from mtl.options import validated
 from mtl.types import Batch, DataSpec
 
 from .base import TensorDataModule, check_labels
+from .constants import with_constants
 from .feeding import RowsLoader
 from .texts.rows import RaggedRows
 
@@ -212,9 +213,11 @@ class TasksDataModule(TensorDataModule):
 
     def _load(self) -> DataSpec:
         spec, self.tasks = self.load_tasks()
-        if "train" in self.tasks:
-            check_labels(spec.tasks, {task: rows.targets[task] for task, rows in self.tasks["train"].items()})
-        return spec
+        if "train" not in self.tasks:
+            return spec
+        targets = {task: rows.targets[task] for task, rows in self.tasks["train"].items()}
+        check_labels(spec.tasks, targets)
+        return with_constants(spec, targets)
 
     def row_counts(self) -> dict[str, Any]:
         return {split: {task: len(rows) for task, rows in tasks.items()} for split, tasks in self.tasks.items()}

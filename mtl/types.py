@@ -161,6 +161,9 @@ class TaskSpec(Objective):
     of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a click. The
     network then predicts the probability given that task, see ``mtl.chains``.
 
+    ``constant [outputs]``: what a network would output to predict the same for each row, such as the shares of the
+    classes or the mean of the labels of the training rows; empty if unknown. Tests compare a network with it.
+
     ``marked``: each row has two texts with a marked word in each, and the input ``marks [B, 2, 2]``, the first and the
     last token of the two words.
     """
@@ -179,6 +182,7 @@ class TaskSpec(Objective):
     class_weights: tuple[float, ...] = ()
     after: str | None = None
     marked: bool = False
+    constant: tuple[float, ...] = field(default=(), compare=False, repr=False)
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -199,6 +203,8 @@ class TaskSpec(Objective):
         check(fits, f"mean={self.mean}, std={self.std}: must be finite, std positive; 0 and 1 but for regressions")
         fits = self.pos_weight == 1 or (binary and 0 < self.pos_weight < math.inf)
         check(fits, f"pos_weight={self.pos_weight} must be a positive number, of a binary task")
+        fits = len(self.constant) in (0, self.outputs)
+        check(fits, f"constant={list(self.constant)} must have {self.outputs} numbers, or none")
         each = self.class_weights
         fits = not each or (many and len(each) == self.num_classes and all(0 <= weight < math.inf for weight in each))
         check(fits, f"class_weights={list(each)} must be a number of at least 0 for each class")

@@ -197,7 +197,7 @@ class TargetOptions(LabelOptions):
         ]
         more = ", ..." if len(classes) > LISTED else ""
         positive = f"; positive: {format_value(classes[1])}" if self.kind == "binary" else ""
-        rare = f"; rare, so {', '.join(metrics)}" if metrics != tuple(self.metrics) else ""
+        rare = "; rare: more metrics" if metrics != tuple(self.metrics) else ""
         shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
         logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
 

@@ -43,6 +43,7 @@ class Content(StrictModel, extra="ignore"):
     data: dict[str, Any] = Field(default_factory=dict)
     epoch_sums: list[Any] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
+    baselines: dict[str, dict[str, Any]] = Field(default_factory=dict)
     parts: Parts | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``."""
     options = {"curves": {}, **options}
     from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
-    from mtl.report.section import section_of
+    from mtl.report.section import baselines_of, section_of
     from mtl.report.summary import CSV, MARKDOWN, PAGE, heading, show, write_report
     from mtl.report.trials import section_of_trials
 
@@ -55,8 +56,11 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
         sections = [section_of_trials(each, name, **options) for each, name in zip(found, studies, strict=True)]
     else:
         runs = [read_runs(folders)]
-        parts = by_data([Path(run) for run in runs[0].table["run"]])
-        sections = [section_of(read_runs(part), name or "Comparison", **options) for name, part in parts.items()]
+        sections = []
+        for name, part in by_data([Path(run) for run in runs[0].table["run"]]).items():
+            own = read_runs(part)
+            section, others = section_of(own, name or "Comparison", **options), baselines_of(own)
+            sections.append(replace(section, tables=[*section.tables, others]) if others else section)
     target = folders[0] if len(folders) == 1 else Path()
     count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
     title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count

@@ -9,6 +9,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from mtl.options import CONFIG, Long, LongOrZero, Members, Name, NotNegative, RunSeed, matching
+from mtl.training.baselines import Model
 
 Label = Annotated[
     str,
@@ -45,6 +46,7 @@ TOP: dict[str, Any] = {
     "monitor": Name,
     "tested": Literal["best", "last"],
     "task_batches": bool,
+    "baseline": Model,
     "distillation": Distillation,
     "paths": dict[str, Name],
 }

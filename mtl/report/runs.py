@@ -29,6 +29,7 @@ TOTALS = {  # columns that are multiplied by the epochs
     "training flops_selected": "training flops_in_all",
     "training binary_after": "training epochs_until_binary",
 }
+BASELINE = "baseline "  # begins columns of other models than the networks, which they are tested beside
 _PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
 # As in conf/hydra/job_logging/run.yaml
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)")
@@ -56,6 +57,7 @@ class Results(BaseModel, extra="allow"):
     test: dict[str, float | None] = {}
     validation: dict[str, float | None] = {}
     training: dict[str, float | None] = {}
+    baselines: dict[str, dict[str, float | None]] = {}
     main_metrics: dict[str, str] = {}
     higher_is_better: dict[str, bool] = {}
     seed: int | None = None
@@ -84,9 +86,9 @@ class Runs:
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, ``data_seed`` (which draws its rows and
     splits), ``overlap`` (of ``Data``), an ``option NAME`` for each option that differs, and numbers: ``test NAME``,
     ``val NAME``, ``mean METRIC`` over tasks, ``delta_m`` (of ``mtl.report.statistics``), ``val delta_m``, ``training
-    NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these, ``training flops_in_all`` and
-    ``training epochs_until_binary`` are products with the epochs. If a run has not recorded a value, it is null; an
-    undefined value is NaN.
+    NAME``, ``baseline MODEL TASK/METRIC``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these,
+    ``training flops_in_all`` and ``training epochs_until_binary`` are products with the epochs. If a run has not
+    recorded a value, it is null; an undefined value is NaN.
     ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
     says for each metric whether higher values are better.
     """
@@ -273,6 +275,9 @@ def numbers(results: Results | None) -> dict[str, float]:
     }
     row |= {name.replace("_", " ", 1): value for name, value in (results.model_extra or {}).items()}
     row |= {f"training {name}": value for name, value in results.training.items()}
+    mains = {f"{task}/{metric}" for task, metric in results.main_metrics.items()}
+    for model, values in results.baselines.items():
+        row |= {f"{BASELINE}{model} {name}": value for name, value in values.items() if name in mains}
     row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}
     row = {name: math.nan if value is None else value for name, value in row.items()}
     if results.epochs:  # totals over the training

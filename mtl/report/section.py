@@ -12,9 +12,10 @@ from mtl.checks import require
 from mtl.files.tables import Table
 from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
-from mtl.report.runs import FINISHED, Runs, config
+from mtl.report.runs import BASELINE, FINISHED, Runs, config
 from mtl.report.settings import Published, compare
 from mtl.report.statistics import rounded, summarise
+from mtl.training.baselines import ROWS
 
 CURVE = "val/loss"
 MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
@@ -58,6 +59,19 @@ def section_of(
     figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
     tables, notes = [settings.table(published)], [*notes, *lacking_curves]
     return Section(title, "", settings, tables, notes, figures, costs_of(runs, baseline))
+
+
+def baselines_of(runs: Runs) -> Table | None:
+    """Return the main metrics of the other models that the networks were tested beside; None if there are none."""
+    done = runs.table.filter(state=FINISHED)
+    models = dict.fromkeys(name.split(" ")[1] for name in done.columns if name.startswith(BASELINE))
+    rows = []
+    for task, metric in runs.main.items() if models else ():
+        names = [f"{BASELINE}{model} {task}/{metric}" for model in models]
+        found = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
+        rows.append([f"{task} {metric}", *("-" if mean is None else rounded(mean, None) for mean in found)])
+    note = f"Means over the runs. A quick model learns from at most {ROWS:,} training rows of a table."
+    return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
 
 
 def missing(runs: Runs) -> list[str]:

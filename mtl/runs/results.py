@@ -9,7 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,15 +21,17 @@ from rich.text import Text
 from torch import nn
 
 from mtl import __version__
+from mtl.files.literals import printable
 from mtl.files.records import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.runs import commands
 from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 8  # up to this many tasks, each has a row
-MOST_COLUMNS = 5  # metrics side by side; they fit into 80 characters
+MOST_ROWS = 20  # up to this many rows, each metric of a task has one
 USED = 0.01  # a task uses the experts with at least this mean weight
 AVERAGES = ("average", "small_average")
+BASELINE = "baseline/"  # begins the names of the metrics of other models than the network
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -64,11 +66,13 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
     """Return the record of a run, the content of results.json: its ``own`` entries, and what was measured.
 
     ``logged``: the metrics of training and test, and those of the validation of the tested checkpoint. A metric that is
-    undefined (NaN) on the rows becomes None. The
-    entry ``main_metrics`` names the main metric of each task, ``higher_is_better`` gives the direction of each metric
-    where it is known, and ``task_groups`` the true groups of simulated data and 4-MNISTs.
+    undefined (NaN) on the rows becomes None. The entry ``baselines`` has the metrics of the test by model, a constant
+    prediction and perhaps a quick model; ``main_metrics`` names the main metric of each task, ``higher_is_better``
+    gives the direction of each metric where it is known, and ``task_groups`` the true groups of simulated data and
+    4-MNISTs.
     """
     seconds, test = logged.get("train/seconds_per_epoch"), _of("test/", logged)
+    models = dict.fromkeys(name.split("/")[1] for name in logged if name.startswith(BASELINE))
     group = data.spec.extras.get("task_group")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
     files = [each["name"] for each in (data.file_digests or {}).values()]
@@ -76,6 +80,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "label": cfg.label,
         "seed": cfg.seed,
         "test": test,
+        "baselines": {model: _of(f"{BASELINE}{model}/", logged) for model in models},
         "validation": _of("val/", logged),
         "training": _of("training/", logged),
         "main_metrics": module.evaluation.main_metrics(),
@@ -110,8 +115,13 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def print_results(record: Mapping[str, Any], folder: Path) -> None:
-    """Print the record of one run: its test loss, the metrics of each task, and where the files are."""
+def print_results(
+    record: Mapping[str, Any], folder: Path, advice: Sequence[str] = (), further: Sequence[str] = ()
+) -> None:
+    """Print the record of one run: its test loss, the metrics of each task, and where the files are.
+
+    ``advice``: sentences. ``further``: commands that go on with the run.
+    """
     console = Console(highlight=False, markup=False)
     test, checkpoint = record["test"], Path(record["checkpoint"]).name
     title = f"{record['label']}: test loss {number(test['loss'])}"
@@ -132,26 +142,41 @@ def print_results(record: Mapping[str, Any], folder: Path) -> None:
     console.print(f"  {RESULTS:<12}  all numbers of the test", style="dim")
     if any(folder.glob("routing/*.png")):
         console.print(f"  {'routing/':<12}  pictures of the experts that the tasks use", style="dim")
+    for sentence in advice:
+        console.print(printable(sentence))
+    if further:
+        console.print("next:")
+    for command in further:
+        console.print(f"  {command}", soft_wrap=True)
 
 
 def _tasks(record: Mapping[str, Any]) -> Table | str:
-    """Return a table of the metrics of each task; with many tasks, the mean, the best and the worst of each metric."""
-    test, mains = record["test"], record["main_metrics"]
-    values: dict[str, dict[str, float | None]] = {task: {} for task in mains}
-    for name, value in test.items():
-        task, _, metric = name.rpartition("/")
-        if task in mains and metric != "loss":
-            values[task][metric] = value
-    if len(values) > MOST_TASKS:
+    """Return a table of the metrics of the tasks, beside those of the baselines; with many tasks, lines on their means.
+
+    If it were long, it has the main metrics only.
+    """
+    models, mains = {"network": record["test"], **record.get("baselines", {})}, record["main_metrics"]
+    if len(mains) > MOST_TASKS:
         return "\n".join(_extremes(record, metric) for metric in dict.fromkeys(mains.values()))
-    metrics = list(dict.fromkeys([*mains.values(), *(metric for row in values.values() for metric in row)]))
-    shown = metrics[:MOST_COLUMNS]
-    rows = [[task, *(number(row[name]) if name in row else "" for name in shown)] for task, row in values.items()]
-    return Table(["task", *shown], rows)
+    metrics = {task: list(dict.fromkeys([main, *metrics_of(record["test"], task)])) for task, main in mains.items()}
+    if sum(map(len, metrics.values())) > MOST_ROWS:
+        metrics = {task: names[:1] for task, names in metrics.items()}
+    rows = [
+        ["" if place else task, metric, *(number(values.get(f"{task}/{metric}")) for values in models.values())]
+        for task, names in metrics.items()
+        for place, metric in enumerate(names)
+    ]
+    return Table(["task", "metric", *models], rows)
+
+
+def metrics_of(values: Iterable[str], task: str) -> list[str]:
+    """Return the metrics of a task, without its loss, among names such as ``TASK/METRIC``."""
+    pairs = (name.rpartition("/")[::2] for name in values)
+    return [metric for owner, metric in pairs if owner == task and metric != "loss"]
 
 
 def _extremes(record: Mapping[str, Any], metric: str) -> str:
-    """Return a line on a main metric: its mean over the tasks that have it, the best task and the worst."""
+    """Return a line on a main metric: its mean over the tasks that have it, the best task and the worst; baselines."""
     tasks = [task for task, main in record["main_metrics"].items() if main == metric]
     known = {task: value for task in tasks if (value := record["test"].get(f"{task}/{metric}")) is not None}
     if not known:
@@ -159,7 +184,13 @@ def _extremes(record: Mapping[str, Any], metric: str) -> str:
     ranked = sorted(known, key=known.__getitem__, reverse=bool(higher_is_better(metric)))
     best, worst = (f"{number(known[task])} ({task})" for task in (ranked[0], ranked[-1]))
     count = f"{len(known)}" if len(known) == len(tasks) else f"{len(known)} of {len(tasks)}"
-    return f"{metric}: mean {number(statistics.fmean(known.values()))} of {count} tasks; best {best}, worst {worst}"
+    line = f"{metric}: mean {number(statistics.fmean(known.values()))} of {count} tasks; best {best}, worst {worst}"
+    means = []
+    for model, values in record.get("baselines", {}).items():
+        theirs = [values.get(f"{task}/{metric}") for task in known]
+        if None not in theirs:
+            means.append(f"{model} {number(statistics.fmean(theirs))}")
+    return f"{line}\n  mean of other models: {', '.join(means)}" if means else line
 
 
 def _sharing(record: Mapping[str, Any]) -> Group:

@@ -21,6 +21,7 @@ from mtl.config.resume import config_to_load
 from mtl.files.records import RESULTS, read_json
 from mtl.networks.packing import Packing
 from mtl.options import FilePath, valid
+from mtl.runs.results import metrics_of
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.frames import is_pandas, like_pandas, to_polars
 from mtl.use.labelled import evaluated, importance
@@ -34,8 +35,9 @@ class TrainedModel:
 
     ``encoder`` is None if the data have no raw rows, as for images: ``predict`` then takes tensors. ``metrics`` has the
     loss and the metrics of the tasks on the test rows of the training, such as ``metrics["click/auroc"]``; None is
-    undefined. ``stored``: the content of the checkpoint but for the weights of the network and the state of the
-    training. ``labelled`` reads rows with their labels; None if the data are no table.
+    undefined. ``baselines``: the metrics of other models on these rows, by model. ``stored``: the content of the
+    checkpoint but for the weights of the network and the state of the training. ``labelled`` reads rows with their
+    labels; None if the data are no table.
     """
 
     network: nn.Module
@@ -45,6 +47,7 @@ class TrainedModel:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     stored: Mapping[str, Any] = field(default_factory=dict)
     labelled: Callable[[pl.DataFrame, str], Batch] | None = None
+    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.network.parameters())
@@ -59,6 +62,17 @@ class TrainedModel:
     def columns(self) -> list[str]:
         """The columns that rows must have; empty without an encoder."""
         return [] if self.encoder is None else list(self.encoder.columns)
+
+    def metrics_table(self) -> pl.DataFrame:
+        """Return ``metrics`` beside those of a constant prediction and of a quick model; null is undefined.
+
+        The columns are task, metric, network, constant and lightgbm or linear, as far as they were computed.
+        """
+        models = {"network": self.metrics, **self.baselines}
+        pairs = [(task.name, metric) for task in self.spec.tasks for metric in metrics_of(self.metrics, task.name)]
+        rows = [(*pair, *(values.get("/".join(pair)) for values in models.values())) for pair in pairs]
+        schema = {"task": pl.String, "metric": pl.String, **dict.fromkeys(models, pl.Float64)}
+        return pl.DataFrame(rows, schema, orient="row")
 
     def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
@@ -152,6 +166,7 @@ class TrainedModel:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""
         weights = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         content = {**self.stored, "state_dict": {**self.stored["state_dict"], **weights}, "metrics": {**self.metrics}}
+        content["baselines"] = {model: {**values} for model, values in self.baselines.items()}
         CheckpointIO().save_checkpoint(content, valid(FilePath, path, "path"))
 
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
@@ -258,17 +273,26 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
-    metrics = checkpoint.get("metrics") or _tested(checkpoint.path, data.spec.tasks)
-    return TrainedModel(network, data.spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled)
+    metrics, baselines = checkpoint.get("metrics"), checkpoint.get("baselines")
+    if not metrics:
+        record = _tested(checkpoint.path)
+        metrics, baselines = _own(record.get("test"), data.spec.tasks), record.get("baselines")
+    known = baselines.items() if isinstance(baselines, dict) else ()
+    models = {model: _own(values, data.spec.tasks) for model, values in known}
+    return TrainedModel(network, data.spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled, models)
 
 
-def _tested(path: Path, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
-    """Return the metrics of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
-    record, names = read_json(path.parent.parent / RESULTS), [task.name for task in tasks]
+def _tested(path: Path) -> dict[str, Any]:
+    """Return the results of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
+    record = read_json(path.parent.parent / RESULTS)
     # "last weights": there is no best.ckpt
     is_tested = str(record.get("checkpoint")).rpartition("/")[2] in (path.name, "last weights")
-    test = record.get("test") if is_tested else {}
-    known = test.items() if isinstance(test, dict) else ()
+    return record if is_tested else {}
+
+
+def _own(values: Any, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
+    """Return the values that are metrics of ``tasks``; none if ``values`` is no dict."""
+    names, known = [task.name for task in tasks], values.items() if isinstance(values, dict) else ()
     return {name: value for name, value in known if name in OF_ALL or name.rpartition("/")[0] in names}
 
 

@@ -50,7 +50,10 @@ def ended(*runs: Forked) -> None:
 
 
 def result(folder: Path) -> dict[str, float]:
-    return json.loads((folder / "results.json").read_text())["test"]
+    """Return the metrics of the test, also those of the models beside the network."""
+    record = json.loads((folder / "results.json").read_text())
+    others = {f"{model}: {name}": v for model, values in record["baselines"].items() for name, v in values.items()}
+    return record["test"] | others
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -52,14 +52,30 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
 ) -> None:
     lines = printed(RECORD, tmp_path, capsys).splitlines()
     assert lines[1] == "comet: test loss 0.5000 (best.ckpt)"
-    assert [lines[2].split(), lines[4].split()] == [["task", "auroc"], ["click", "-"]]
+    assert [lines[2].split(), lines[4].split()] == [["task", "metric", "network"], ["click", "auroc", "-"]]
     assert "1 epoch of 1.3 s, 2 experts per sample, 840,574 parameters, seed 3" in lines
     assert f"{tmp_path}/" in lines
     assert not any("flops" in line for line in lines)
     mains, test = {"[/b]": "auroc"}, {"loss": 0.5, "[/b]/auroc": 0.6}
-    assert "[/b]   0.6000" in printed(RECORD | {"label": "[x]", "main_metrics": mains, "test": test}, tmp_path, capsys)
+    assert "[/b]   auroc     0.6000" in printed(
+        RECORD | {"label": "[x]", "main_metrics": mains, "test": test}, tmp_path, capsys
+    )
     mains |= {f"[/{number}]": "auroc" for number in range(9)}
     assert "best 0.6000 ([/b])" in printed(RECORD | {"main_metrics": mains, "test": test}, tmp_path, capsys)
+
+
+def test_other_models_stand_beside_the_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = {"loss": 1.0, "a/loss": 1.0, "a/auroc": 0.9, "a/accuracy": 0.9558, "a/ndcg@10": None}
+    models = {"constant": {"a/auroc": 0.5, "a/accuracy": 0.9558}, "lightgbm": {"a/auroc": 0.91, "a/accuracy": 0.96}}
+    record = RECORD | {"main_metrics": {"a": "auroc"}, "test": test, "baselines": models}
+    rows = [line.split() for line in printed(record, tmp_path, capsys).splitlines()]
+    assert ["task", "metric", "network", "constant", "lightgbm"] in rows
+    assert ["a", "auroc", "0.9000", "0.5000", "0.9100"] in rows
+    assert ["accuracy", "0.9558", "0.9558", "0.9600"] in rows
+    assert ["ndcg@10", "-", "-", "-"] in rows
+    several = {f"{task}/{name}": 0.5 for task in "abcdefgh" for name in ("auroc", "accuracy", "f1")}
+    record |= {"main_metrics": dict.fromkeys("abcdefgh", "auroc"), "test": {"loss": 1.0, **several}}
+    assert "accuracy" not in printed(record, tmp_path, capsys)  # main metrics alone fit on a screen
 
 
 def test_simulated_groups_stand_beside_the_experts_that_tasks_share(
@@ -171,3 +187,7 @@ def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture
     test = {"loss": 1.0, **{f"{name}/mse": index / 10 for index, name in enumerate(names)}, "t3/mse": None}
     text = printed(RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}, tmp_path, capsys)
     assert "mse: mean 0.5727 of 11 of 12 tasks; best 0.0000 (t0), worst 1.1000 (t11)" in text
+    record = RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}
+    models = {"constant": {f"{name}/mse": 2.0 for name in names}, "linear": dict.fromkeys(test, None)}
+    text = printed(record | {"baselines": models}, tmp_path, capsys)
+    assert "mean of other models: constant 2.0000\n" in text

@@ -414,7 +414,8 @@ def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]
     assert {**one, "numeric": 0} == {**other, "numeric": 0}
     assert streamed.spec.inputs == memory.spec.inputs
     for here, there in zip(streamed.state_dict()["spec"]["tasks"], memory.state_dict()["spec"]["tasks"], strict=True):
-        assert (here.pop("mean"), here.pop("std")) == pytest.approx((there.pop("mean"), there.pop("std")), rel=1e-12)
+        for name in ("mean", "std", "constant"):
+            assert here.pop(name) == pytest.approx(there.pop(name), rel=1e-12, abs=1e-12)
         assert here == there
     assert streamed.spec.tasks[0].pos_weight > 3
     assert streamed.row_counts() == memory.row_counts()

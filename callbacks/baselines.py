@@ -1,0 +1,74 @@
+"""Test a constant prediction and a quick model beside the network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+
+from mtl.options import validated
+from mtl.training.baselines import ROWS, Model, Predict, chosen, constant, fit
+from mtl.training.evaluation import Evaluation
+from mtl.training.metrics import metric_names
+from mtl.training.module import MultiTaskModule
+from mtl.types import RANKING, Batch, TaskSpec, metric_family
+
+log = logging.getLogger(__name__)
+
+
+class Baselines(Callback):
+    """Compute the metrics of a constant prediction, and of a quick ``model`` if the data are a table, on the test rows.
+
+    The constant is ``TaskSpec.constant``; it ranks nothing, so it has no metrics that rank the rows of groups. The
+    model learns from at most ``ROWS`` training rows, so it is left out if they are not loaded. ``model``: lightgbm,
+    linear, auto (see ``mtl.training.baselines.chosen``) or none. Each process fits the same model and predicts its own
+    test rows. The values are ``baseline/MODEL/TASK/METRIC`` in the trainer's ``callback_metrics``.
+    """
+
+    @validated
+    def __init__(self, model: Model = "auto") -> None:
+        self.model = model
+        self._models: dict[str, tuple[Evaluation, Predict]] = {}
+
+    def on_test_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        # Each task by itself: a baseline predicts no probabilities given the task before
+        tasks = [replace(task, after=None) for task in pl_module.tasks.values() if task.constant]
+        self._models = {}
+        if not tasks:
+            return
+        self._add("constant", [_without_ranks(task) for task in tasks], constant(tasks), pl_module)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
+        model = chosen(self.model, tasks)
+        if model == "none" or not hasattr(data, "training_sample"):
+            return
+        with torch.inference_mode(False), torch.enable_grad():  # Lightning tests without gradients
+            rows = data.training_sample(ROWS)
+            predict = None if rows is None else fit(model, data.spec, tasks, rows)
+        if predict is not None:
+            self._add(model, tasks, predict, pl_module)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, *index: int
+    ) -> None:
+        for evaluation, predict in self._models.values() if len(batch) else ():
+            found = {name: value.to(pl_module.device) for name, value in predict(batch.inputs).items()}
+            found = {name: value for name, value in found.items() if name in batch.targets}
+            evaluation.update(found, batch.targets, None, None, batch.groups)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        for name, (evaluation, _) in self._models.items():
+            values = {f"baseline/{name}/{metric}": value for metric, value in evaluation.compute().items()}
+            kept = {metric: torch.tensor(value) for metric, value in values.items() if not metric.endswith("/loss")}
+            trainer.callback_metrics.update(kept)
+        self._models = {}
+
+    def _add(self, name: str, tasks: Sequence[TaskSpec], predict: Predict, module: MultiTaskModule) -> None:
+        self._models[name] = Evaluation(tasks).to(module.device), predict
+
+
+def _without_ranks(task: TaskSpec) -> TaskSpec:
+    return replace(task, metrics=tuple(name for name in metric_names(task) if metric_family(name) not in RANKING))
