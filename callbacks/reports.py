@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, Trainer
@@ -25,11 +25,14 @@ log = logging.getLogger(__name__)
 class EpochReport(Callback):
     """Log a line for each epoch: losses, main metric, duration; log the median duration, ``train/seconds_per_epoch``.
 
-    The duration is wall time. It includes validation, but not the saving of checkpoints.
+    The duration is wall time. It includes validation, but not the saving of checkpoints. ``progress``: of each task the
+    losses in its best epoch and since, by which the end of a run gives advice.
     """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.progress: dict[str, dict[str, float]] = {}
+        self._validated = False  # since the last epoch ended
         self._start = 0.0
         self._before = 0.0  # seconds of the current epoch before the run was stopped and resumed
 
@@ -43,11 +46,17 @@ class EpochReport(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._start = time.perf_counter()
 
+    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self._validated = not trainer.sanity_checking
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self.seconds.append(time.perf_counter() - self._start)
         log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
         values = trainer.callback_metrics
-        shown = [f"train {pl_module.train_meter.compute()['loss']:.4g}"]  # not logged yet: callbacks run first
+        losses = pl_module.train_meter.compute()  # not logged yet: callbacks run first
+        if self._validated and ends_epoch(trainer):
+            self._follow(trainer.current_epoch, list(pl_module.tasks), losses, values)
+        shown = [f"train {losses['loss']:.4g}"]
         if "val/loss" in values:
             shown.append(f"val {float(values['val/loss']):.4g}")
             shown.append(main_metric(pl_module, values))
@@ -56,11 +65,28 @@ class EpochReport(Callback):
         shown.append(f"{self.seconds[-1]:.3g} s")
         log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, shown)))
 
+    def _follow(self, epoch: int, tasks: Sequence[str], train: Mapping[str, float], values: Mapping[str, Any]) -> None:
+        """Compare the losses of each task in a validated epoch with those of its best one."""
+        self._validated = False
+        for task in tasks:
+            val, seen = float(values.get(f"val/{task}/loss", math.nan)), self.progress.get(task)
+            if math.isnan(val) or f"{task}/loss" not in train:  # without a label
+                continue
+            if seen is None or val < seen["val"]:
+                seen = self.progress[task] = {"epoch": epoch, "val": val, "train": train[f"{task}/loss"], "since": 0}
+                seen["later_val"] = 0.0
+            else:
+                seen["later_val"] += (val - seen["later_val"]) / (seen["since"] + 1)  # the mean since the best epoch
+                seen["since"] += 1
+            seen["last_train"] = train[f"{task}/loss"]
+
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start}
+        kept = {"progress": {task: dict(seen) for task, seen in self.progress.items()}, "validated": self._validated}
+        return {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start, **kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self._before = list(state_dict["seconds"]), state_dict["elapsed"]
+        self.progress, self._validated = dict(state_dict.get("progress", {})), state_dict.get("validated", False)
 
 
 def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import signal
 from collections.abc import Sequence
@@ -75,8 +74,16 @@ def at_the_end(folder: Path) -> dict[str, Any]:
     """Return all state that the last checkpoint of a run has, but times, and the results of the test."""
     last = read(folder / "checkpoints" / "last.ckpt")
     callbacks = {key: value for key, value in last["callbacks"].items() if key != "EpochReport"}
-    names = ("state_dict", "optimizer_states", "loops", "epoch_sums", "epoch", "global_step")
-    return {**callbacks, **{name: last[name] for name in names}, "test": read_json(folder / "results.json")["test"]}
+    callbacks["progress"] = last["callbacks"]["EpochReport"]["progress"]
+    names, record = (
+        ("state_dict", "optimizer_states", "loops", "epoch_sums", "epoch", "global_step"),
+        read_json(folder / "results.json"),
+    )
+    return {
+        **callbacks,
+        **{name: last[name] for name in names},
+        **{name: record[name] for name in ("test", "baselines")},
+    }
 
 
 def watched(cfg: DictConfig, callback: type[Callback], **options: Any) -> DictConfig:
@@ -117,7 +124,8 @@ def state(folder: Path) -> dict[str, Any]:
         "optimizer": last["optimizer_states"],
         "callbacks": {k: v for k, v in last["callbacks"].items() if "EarlyStop" in k or "RandomState" in k},
         "best": [v["best_model_score"] for k, v in last["callbacks"].items() if "BestCheckpoint" in k],
-        "test": json.loads((folder / "results.json").read_text())["test"],
+        "progress": last["callbacks"]["EpochReport"]["progress"],
+        **{name: read_json(folder / "results.json")[name] for name in ("test", "baselines")},
     }
 
 

@@ -17,18 +17,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from mtl import distributed, memory
+from mtl.callbacks.reports import EpochReport
 from mtl.checkpoints.files import Checkpoint, read, read_to_resume, restoring
 from mtl.checkpoints.restore import restore_data
 from mtl.checkpoints.start import start_from
 from mtl.checks import InputError, require
 from mtl.cli import errors
+from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
 from mtl.config.resume import check_batches
 from mtl.config.teacher import read_teacher
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
-from mtl.runs import results
+from mtl.runs import channel, commands, results
+from mtl.runs.advice import advice
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
 
@@ -145,6 +148,9 @@ def _run(
         with restoring(checkpoint):
             tested, best, monitor, validation = _fit(cfg, trainer, module, data, path, python is not None)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # not declared
+    # The test restores the state of the best epoch
+    progress = next((each.progress for each in callbacks if isinstance(each, EpochReport)), {})
     weights = cfg.evaluate or tested or folder / CHECKPOINTS / "last.ckpt"
     with restoring(checkpoint if cfg.evaluate else None), _with_others("test", command("evaluate", weights)):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
@@ -156,7 +162,9 @@ def _run(
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
         if python is None:
-            results.print_results(record, folder)
+            ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
+            further = (advice(record, progress), next_commands(cfg, data, folder)) if ends else ()
+            results.print_results(record, folder, *further)
     return best if best is not None else record["test"]["loss"]
 
 

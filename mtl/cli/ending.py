@@ -1,0 +1,37 @@
+"""The commands that a finished run prints, to paste into a shell."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mtl.cli.compose import CONF
+from mtl.runs import commands
+from mtl.runs.commands import key_of, program, quoted
+from mtl.use.predict import SUFFIXES
+
+KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")  # sections whose words a study takes over
+
+
+def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
+    """Return the commands that predict the rows of the run's table, report on it and search its options.
+
+    ``data``: its data module; only tables can be predicted and searched without further options.
+    """
+    files = data.source_files() if hasattr(data, "training_sample") else {}
+    rows, found = files.get("data.test_path", files.get("data.path")), []
+    if rows is not None and rows.is_file() and rows.name.endswith(SUFFIXES):
+        found.append([*program("predict"), str(folder), str(rows)])
+    found.append([*program("report"), str(folder)])
+    if "data.path" in files:
+        study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
+        gate = cfg.choices.get("gate")
+        flags = [word for path in commands.LINE.folders() for word in ("--config-dir", path)]
+        words = [word for word in commands.LINE.words if key_of(word).startswith(KEPT)]
+        searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
+        name = f"name={quoted(files['data.path'].name.split('.')[0])}"  # a study of each table
+        found.append([*program("tune"), *flags, "study=table", name, searched, *words])
+    return [shlex.join(words) for words in found]

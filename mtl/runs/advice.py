@@ -1,0 +1,85 @@
+"""Say at the end of a run what its measurements suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtl.training.metrics import higher_is_better
+
+RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
+LATER = 3  # validations after the best epoch that tell a rise from noise
+NAMED = 3  # tasks of a sentence
+SKILL = 0.01  # of the way from a constant prediction to a perfect one: less is none
+Progress = Mapping[str, Mapping[str, float]]  # of each task, see EpochReport
+
+
+def advice(record: Mapping[str, Any], progress: Progress) -> list[str]:
+    """Return what the ``record`` of a run and the ``progress`` of its tasks suggest, at most three sentences."""
+    return [*_over_fitting(progress), *_other_epochs(record["validation"], progress), *_constant(record)]
+
+
+def _over_fitting(progress: Progress) -> list[str]:
+    found = {
+        task: seen
+        for task, seen in progress.items()
+        if seen["since"] >= LATER and _rises(seen["later_val"], seen["val"]) and seen["last_train"] < seen["train"]
+    }
+    if not found:
+        return []
+    first = int(min(seen["epoch"] for seen in found.values())) + 1
+    losses = losses_of({task: (seen["val"], seen["later_val"]) for task, seen in found.items()}, "then")
+    return [
+        f"Over-fitting from epoch {first}: the validation loss rises ({losses}) while the training loss falls. Try a "
+        "smaller network (recipe.expert_units) or more recipe.dropout."
+    ]
+
+
+def _other_epochs(validation: Mapping[str, float | None], progress: Progress) -> list[str]:
+    tested = {task: validation.get(f"{task}/loss") for task in progress}
+    found = {
+        task: (progress[task]["val"], loss)
+        for task, loss in tested.items()
+        if loss is not None and _rises(loss, progress[task]["val"])
+    }
+    if not found or len(progress) == 1:
+        return []
+    return [
+        f"Not at their best in the tested epoch: {losses_of(found, 'tested')}, by validation loss. Try other weights "
+        "of the tasks (weighting=uncertainty), or let mtl share find out which tasks should share."
+    ]
+
+
+def _constant(record: Mapping[str, Any]) -> list[str]:
+    constant, test = record["baselines"].get("constant", {}), record["test"]
+    found = [
+        task
+        for task, main in record["main_metrics"].items()
+        if (skill := skill_of(main, test.get(f"{task}/{main}"), constant.get(f"{task}/{main}"))) is not None
+        and skill < SKILL
+    ]
+    return [f"No better than a constant prediction: {some(found)}."] if found else []
+
+
+def skill_of(metric: str, value: float | None, constant: float | None) -> float | None:
+    """Return how far ``value`` is from that of a ``constant`` prediction (0) towards a perfect one (1), or None."""
+    higher = higher_is_better(metric)
+    if value is None or constant is None or higher is None:
+        return None
+    perfect = 1.0 if higher else 0.0
+    return None if constant == perfect else (value - constant) / (perfect - constant)
+
+
+def _rises(loss: float, least: float) -> bool:
+    return loss > (1 + RISE) * least
+
+
+def losses_of(tasks: Mapping[str, tuple[float, float]], word: str) -> str:
+    """Return the two losses of each task, as in "click 0.31, then 0.35"."""
+    return some([f"{task} {one:.3g}, {word} {other:.3g}" for task, (one, other) in tasks.items()])
+
+
+def some(texts: Sequence[str]) -> str:
+    """Return the first ``NAMED`` texts, and the number of the others."""
+    more = [f"{len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    return "; ".join([*texts[:NAMED], *more])

@@ -1,0 +1,78 @@
+"""What a run says at its end: advice with measured reasons, and commands that work as they are."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtl.checkpoints.files import read
+from mtl.cli import ending
+from mtl.cli import run as run_module
+from mtl.cli.report import main as report
+from mtl.cli.run import run
+from mtl.cli.use import predict
+from mtl.runs.advice import advice, skill_of
+from mtl.runs.commands import Line
+from tests.integration.helpers import compose_small
+from tests.unit.test_fit import SMALL, visits
+
+FINE = {"epoch": 3, "val": 0.5, "train": 0.5, "since": 5, "later_val": 0.52, "last_train": 0.4}
+RECORD: dict[str, Any] = {
+    "main_metrics": {"a": "auroc", "b": "mse"},
+    "test": {"a/auroc": 0.8, "b/mse": 1.0},
+    "validation": {"a/loss": 0.5, "b/loss": 0.5},
+    "baselines": {"constant": {"a/auroc": 0.5, "b/mse": 2.0}},
+}
+
+
+def test_no_advice_without_a_measured_reason() -> None:
+    assert advice(RECORD, {"a": FINE, "b": FINE}) == []
+    for small in ({"since": 2, "later_val": 0.9}, {"later_val": 0.9, "last_train": 0.6}):
+        assert advice(RECORD, {"a": FINE | small, "b": FINE}) == []
+    assert advice({**RECORD, "validation": {}, "baselines": {}}, {}) == []
+
+
+def test_advice_names_tasks_and_numbers() -> None:
+    [over] = advice(RECORD, {"a": FINE, "b": FINE | {"later_val": 0.6}})
+    assert over.startswith("Over-fitting from epoch 4: the validation loss rises (b 0.5, then 0.6)")
+    [apart] = advice(RECORD, {"a": FINE, "b": FINE | {"val": 0.4, "later_val": 0.4}})
+    assert apart.startswith("Not at their best in the tested epoch: b 0.4, tested 0.5,")
+    record = {**RECORD, "test": {"a/auroc": 0.504, "b/mse": 2.1}}
+    assert advice(record, {}) == ["No better than a constant prediction: a; b."]
+
+
+def test_skill_is_the_way_from_a_constant_to_a_perfect_prediction() -> None:
+    assert skill_of("auroc", 0.75, 0.5) == 0.5
+    assert skill_of("mse", 0.5, 2.0) == 0.75
+    assert skill_of("accuracy", 1.0, 1.0) is None
+    assert skill_of("coverage", 0.9, 0.8) is None
+    assert skill_of("auroc", None, 0.5) is None
+
+
+def test_printed_commands_work_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits().write_csv(tmp_path / "my rows.csv")
+    sizes = [f"{name}={value}".replace(" ", "") for name, value in SMALL.items()]
+    tasks = ["data.tasks.clicked={kind: binary}", "data.tasks.plan={kind: multiclass}", "data.ignore=[minutes]"]
+    words = ["data=table", f"data.path='{tmp_path}/my rows.csv'", *tasks, *sizes, "gate=topk", "trainer.max_epochs=2"]
+    monkeypatch.setattr(ending.commands, "LINE", Line(given=words, words=words))
+    seen: list[Any] = []
+    monkeypatch.setattr(run_module, "advice", lambda record, progress: seen.append(progress) or ["Advice."])
+    run(compose_small(tmp_path / "my run", *words))
+    kept = read(tmp_path / "my run" / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["progress"]
+    assert seen == [kept]  # not that of the best epoch, which is tested
+    assert set(kept) == {"clicked", "plan"}
+    end = capsys.readouterr().out.partition("next:\n")[2]
+    first, second, third = [shlex.split(line) for line in end.splitlines()]
+    predict(first[first.index("predict") + 1 :])
+    assert "clicked_probability" in capsys.readouterr().out
+    report(second[second.index("report") + 1 :])
+    page = (tmp_path / "my run" / "summary.md").read_text()
+    assert "Other models on the same test rows" in page
+    assert "| clicked auroc | 0.5 |" in page
+    kept = [word for word in words if word.startswith(("data", "trainer"))]
+    assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]
