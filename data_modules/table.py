@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, format_value, join_names, require
-from mtl.options import Count, Dropout, FilePath, Long, Name, Names, StrictModel, Text, matching, validated
+from mtl.options import Count, Dropout, FilePath, Long, Name, Names, StrictModel, Text, matching, valid, validated
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
+from .overlap import Hash, sample_of, warn_of_overlap
 from .split_rows import Marks, SplitRows, exact_marks, marks_in, split_by
 from .splits import SPLITS, Shares, by_split, files_to_read
 from .stream import concat_batches
@@ -149,6 +150,7 @@ class TableDataModule(TensorDataModule):
         )
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self.unknown_share = unknown_share
+        self.trained_on: list[int] = []  # a sample of the training rows, see ``overlap.sample_of``
         self._check_listed()
 
     def _check_listed(self) -> None:
@@ -193,18 +195,36 @@ class TableDataModule(TensorDataModule):
         self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
         splits = {name: self._tensors(rows[name], spec.tasks, name != "train") for name in self.wanted}
         self.row_encoder.bad.report()
+        if "train" in splits:
+            self.trained_on = sample_of(*(splits[name] for name in SPLITS))
+        else:
+            warn_of_overlap(splits["test"], self.trained_on, rows["test"].source.here)
         sources = {name: rows[name].source.here for name in splits}
         for here in dict.fromkeys(sources.values()):
             counts = (f"{len(batch)} {name}" for name, batch in splits.items() if sources[name] == here)
             logger.info("%s: %s", here, ", ".join(counts))
         return spec, splits
 
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "trained_on": self.trained_on} if state else state
+
+    def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
+        super().load_state_dict(state, test_only)
+        sample = state.get("trained_on", self.trained_on)
+        self.trained_on = valid(list[Hash], sample, "the checkpoint's description of its data: trained_on")
+
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
-        """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
+        """Return other rows with their labels; warn if the network was trained on them.
+
+        Raises InputError, with ``where``, for a missing column or a bad cell.
+        """
         source, columns = RowSource.of_frame(frame, where), [task.column for task in self.labels]
         grouped = [] if self.group_column is None else [self.group_column]
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
-        return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
+        rows = self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
+        warn_of_overlap(rows, self.trained_on, where)
+        return rows
 
     def training_sample(self, most: int) -> Batch | None:
         """Return at most ``most`` training rows, drawn with ``seed``; None if they are not loaded."""

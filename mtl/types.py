@@ -265,6 +265,10 @@ class RowEncoder(Protocol):
         Raises InputError, which names column and row, if a column is missing or a cell cannot be read.
         """
 
+    def unusual_cells(self) -> str:
+        """Describe in one line the cells encoded so far that the training rows say little about, with their numbers."""
+        return ""
+
     def blocks(self, path: Path) -> Iterator[tuple[Any, float]]:
         """Yield blocks of the rows of a CSV or Parquet file, each with the share of the file read so far."""
 

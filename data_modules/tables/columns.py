@@ -181,6 +181,16 @@ class NumberEncoder:
     bounds: tuple[float, float] | None = None
     edges: list[float] = field(default_factory=list)
 
+    def far(self, values: pl.Series) -> int:
+        """Return how many ``values`` are further from those of the training rows than their range is wide.
+
+        The range is that of ``edges``, without outliers; where there are none, 10 standard deviations.
+        """
+        near = self.mean - 5 * self.std, self.mean + 5 * self.std
+        low, high = (self.edges[0], self.edges[-1]) if len(self.edges) > 1 else near
+        numbers, width = values.to_numpy(), high - low  # polars counts NaN, an empty cell, as the largest number
+        return int(((numbers < low - width) | (numbers > high + width)).sum())
+
     @property
     def scaled_edges(self) -> tuple[float, ...]:
         """``edges`` as they would be encoded, distinct in float32."""

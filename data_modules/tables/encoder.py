@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,6 +30,7 @@ from .row_source import RowSource
 logger = logging.getLogger(__name__)
 
 FEW = 10  # rows of which nothing is said
+UNSEEN, FAR = "unknown or rare categories", "numbers far outside the training rows"
 NUMERIC = "numeric columns"  # name of the input that holds all of them
 
 
@@ -40,7 +42,8 @@ class TableEncoder(RowEncoder):
     include the parts of dates, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
     the vocabulary of each column of lists. ``on_bad``: with "missing", a cell that should be a number or date and is
     not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the columns
-    of which a warning has said that most cells are unknown.
+    of which a warning has said that most cells are unknown. ``unusual``: the number of encoded cells by
+    (kind, column), see ``unusual_cells``.
 
     ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
 
@@ -62,6 +65,9 @@ class TableEncoder(RowEncoder):
     from_text: bool = True
     bad: Annotated[BadCells, Field(exclude=True)] = field(default_factory=BadCells, compare=False, repr=False)
     warned: Annotated[set[str], Field(exclude=True)] = field(default_factory=set, compare=False, repr=False)
+    unusual: Annotated[Counter[tuple[str, str]], Field(exclude=True)] = field(
+        default_factory=Counter, compare=False, repr=False
+    )
 
     def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
         """Return ``frame`` with the parts of its dates as columns."""
@@ -127,10 +133,12 @@ class TableEncoder(RowEncoder):
         frame = self._with_parts(frame, where, bad)
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
         self._warn_of_unknown(inputs, where)
+        self.unusual.update({(UNSEEN, name): int((ids == UNKNOWN).sum()) for name, ids in inputs.items()})
         inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
             values = numbers(frame, name, where, bad, self.formats.get(name, ""))
+            self.unusual[FAR, name] += scaling.far(values)
             parts += scaled(frame, name, where, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 
@@ -143,13 +151,24 @@ class TableEncoder(RowEncoder):
                 here = f"{where}, column {name!r}"
                 logger.warning("%s: %d of %d cells are unknown or rare categories", here, unknown, count)
 
+    def unusual_cells(self) -> str:
+        parts = []
+        for what in (UNSEEN, FAR):
+            counts = {name: count for (kind, name), count in self.unusual.items() if kind == what and count}
+            columns = join_names(f"{name} {count:,}" for name, count in counts.items())
+            parts += [f"{what}: {sum(counts.values()):,} ({columns})"] if counts else []
+        return "; ".join(parts)
+
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield blocks of the rows of a file, each with the share of the file read so far; then report bad cells."""
+        """Yield blocks of the rows of a file, each with the share of the file read so far; then report odd cells."""
+        self.unusual.clear()
         try:
             # ``encode`` knows which texts are empty
             yield from RowSource.one_file(path, separator=self.separator, null_values=()).with_progress()
         finally:
             self.bad.report()
+            if found := self.unusual_cells():
+                logger.warning("%s, %s", path, found)
 
 
 def ignoring(column: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
@@ -57,3 +58,10 @@ def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str
     chosen = hydra_cfg.runtime.choices.items()
     choices = {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
     return choices | {"logger": choices.get("logger") or list(loggers or ()) or None}
+
+
+def installed_data() -> dict[str, str]:
+    """Return the names of the data files of ``conf/`` by the class that each names."""
+    files = sorted((CONF / "data").glob("*.yaml"))
+    kinds = {file.stem: re.search(r"^ *_target_: (\S+)", file.read_text(), re.MULTILINE) for file in files}
+    return {kind[1]: name for name, kind in kinds.items() if kind}

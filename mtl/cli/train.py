@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mtl.cli import errors, resolvers
-from mtl.cli.compose import CONF, choices_of, composed, opened, recorded
+from mtl.cli.compose import CONF, choices_of, composed, installed_data, opened, recorded
 from mtl.cli.explain import explain
 from mtl.cli.help import print_help
 from mtl.cli.line import read_line
@@ -87,7 +87,7 @@ def read_start(given: Sequence[str]) -> Source:
         return Source()
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
-    from mtl.config.resume import chosen_words
+    from mtl.config.resume import chosen_words, without_own_data
     from mtl.files.records import COMMAND, read_json
 
     checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
@@ -95,6 +95,7 @@ def read_start(given: Sequence[str]) -> Source:
     in_memory = option == "ckpt" and folder and read_json(folder / COMMAND).get("rows")
     python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
     require(not in_memory, f"{word}: this run has its rows from Python; {python}")
+    without_own_data(checkpoint, installed_data())
     return Source(checkpoint, chosen_words(checkpoint, given))
 
 

@@ -112,6 +112,21 @@ def chosen_words(checkpoint: Checkpoint, given: Sequence[str] = ()) -> list[str]
     return [word for word in words if word.startswith("~") or _is_top(key_of(word))]
 
 
+def without_own_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> None:
+    """Replace the word of the run of ``checkpoint`` that names a YAML file of the user's own for the data.
+
+    It then names the file of ``conf/`` with the same class: ``installed`` has their names by class. The checkpoint has
+    the values of all options, so the user's file is not needed. For a class of the user's own, nothing changes.
+    """
+    data = checkpoint["config"].get("data")
+    name = installed.get(str(data.get("_target_"))) if isinstance(data, Mapping) else None
+    if name is not None:
+        known = {f"data={other}" for other in installed.values()}
+        own = [word for word in stored_words(checkpoint) if key_of(word) == "data" and word not in known]
+        words = checkpoint["config"].get("words") or []
+        checkpoint["config"]["words"] = [f"data={name}" if word in own else word for word in words]
+
+
 def resumed_config(
     checkpoint: Checkpoint,
     words: Sequence[str],

@@ -82,6 +82,7 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
 
     Its entry ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
     """
+    data = {name: value for name, value in model.stored["data"].items() if name != "trained_on"}
     described_inputs = {}
     for name, spec in model.spec.inputs.items():
         shape = ["rows", "length"] if isinstance(spec, Tokens) else ["rows", *inputs[name].shape[1:]]
@@ -92,4 +93,4 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
         outputs[task.name] = {**task_summary(task), "meaning": MEANINGS[kind]}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
-    return {"inputs": described_inputs, "outputs": outputs, "data": model.stored["data"]}
+    return {"inputs": described_inputs, "outputs": outputs, "data": data}

@@ -3,7 +3,8 @@
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
 each row, with the columns of ``mtl.load(...).predict``. A row must have all columns that the network reads; null is an
 empty cell, and numbers and booleans are categories as in a text file. A cell of a list column is a list, or text with
-separators if the training rows were text. GET /health describes the model.
+separators if the training rows were text. GET /health describes the model, and counts unknown categories and far-off
+numbers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from mtl.options import Count, NotNegative, valid
 from mtl.predictions import task_summary
 from mtl.types import RowEncoder
 from mtl.use.trained import TrainedModel, load
+
+log = logging.getLogger(__name__)
 
 WAITING = 1024  # requests that may wait for the network; more are refused
 LARGEST = 16 << 20  # bytes of a request
@@ -84,6 +87,13 @@ class Predictor:
     def __exit__(self, *error: object) -> None:
         self._jobs.put(None)
         self._thread.join()
+        if self.unusual_cells:
+            log.warning("all requests, %s", self.unusual_cells)
+
+    @property
+    def unusual_cells(self) -> str:
+        """See ``RowEncoder.unusual_cells``."""
+        return "" if self.model.encoder is None else self.model.encoder.unusual_cells()
 
     def submit(self, rows: Sequence[Mapping[str, Any]]) -> Future[list[dict[str, Any]]]:
         """Return the future predictions of ``rows``. Raises InputError for bad rows, FullError if too many wait."""
@@ -207,7 +217,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
             raise fastapi.HTTPException(503, "too many requests are waiting; try again later") from None
 
     async def health() -> dict[str, Any]:
-        return {"ready": True, **about}
+        return {"ready": True, **about, "unusual_cells": predictor.unusual_cells}
 
     async def no_rows(request: Any, error: Exception) -> Any:
         return fastapi.responses.JSONResponse({"detail": ROWS}, 422)  # FastAPI's answer repeats the whole request

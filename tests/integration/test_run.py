@@ -234,9 +234,15 @@ def test_printed_command_works_with_files_of_ones_own(tmp_path: Path) -> None:
     config = OmegaConf.load(folder / "config.yaml")
     assert (config.trainer.max_epochs, config.paths.data_dir) == (2, f"{tmp_path}/my sets")
     test = [f"evaluate='{folder}/checkpoints/best.ckpt'", f"data.test_path={tmp_path}/rows.csv"]
-    outcome = program(tmp_path / "tested", *test, f"paths.output_dir={tmp_path}")
-    assert "the checkpoint has data=mine, a file of your own: add --config-dir FOLDER, which holds" in outcome.output
-    assert program(tmp_path / "tested", *conf, *test, f"paths.output_dir={tmp_path}").status == 0
+    for own in (conf, []):  # the checkpoint has the options of the file
+        outcome = program(tmp_path / "tested", *own, *test, f"paths.output_dir={tmp_path}")
+        assert outcome.status == 0, outcome.output
+    (tmp_path / "my conf" / "gate").mkdir()
+    (tmp_path / "my conf" / "gate" / "ours.yaml").write_text("defaults: [topk]\n")
+    own = [*conf, "gate=ours", "hydra.run.dir=" + str(tmp_path / "other"), "data.split=[0.8,0.1,0.1]"]
+    assert program(tmp_path / "other_output", *[word for word in words if "run.dir" not in word], *own[2:]).status == 0
+    outcome = program(tmp_path / "tested", f"evaluate={tmp_path}/other", f"paths.output_dir={tmp_path}")
+    assert "the checkpoint has gate=ours, a file of your own: add --config-dir FOLDER, which holds" in outcome.output
 
 
 def test_a_failed_run_says_why_in_its_log(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_documentation_and_health(port: int, checkpoint: Path) -> None:
     assert [task["name"] for task in about["tasks"]] == ["click", "minutes", "city"]
     assert set(about["model"]["columns"]) == set(COLUMNS)
     assert about["versions"].keys() == {"mtl", "torch", "python"}
+    assert isinstance(about["unusual_cells"], str)
 
 
 def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: TrainedModel) -> None:
