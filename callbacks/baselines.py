@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, Trainer
 
+from mtl.checks import require_packages
 from mtl.options import validated
 from mtl.training.baselines import ROWS, Model, Predict, chosen, constant, fit
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import metric_names
 from mtl.training.module import MultiTaskModule
 from mtl.types import RANKING, Batch, TaskSpec, metric_family
-
-log = logging.getLogger(__name__)
 
 
 class Baselines(Callback):
@@ -31,6 +30,8 @@ class Baselines(Callback):
 
     @validated
     def __init__(self, model: Model = "auto") -> None:
+        if model == "lightgbm":
+            require_packages("baseline=lightgbm", "bench", "lightgbm")
         self.model = model
         self._models: dict[str, tuple[Evaluation, Predict]] = {}
 
@@ -42,9 +43,9 @@ class Baselines(Callback):
             return
         self._add("constant", [_without_ranks(task) for task in tasks], constant(tasks), pl_module)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-        model = chosen(self.model, tasks)
-        if model == "none" or not hasattr(data, "training_sample"):
+        if self.model == "none" or not hasattr(data, "training_sample"):
             return
+        model = chosen(self.model, data.spec, tasks)
         with torch.inference_mode(False), torch.enable_grad():  # Lightning tests without gradients
             rows = data.training_sample(ROWS)
             predict = None if rows is None else fit(model, data.spec, tasks, rows)
@@ -61,9 +62,10 @@ class Baselines(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         for name, (evaluation, _) in self._models.items():
-            values = {f"baseline/{name}/{metric}": value for metric, value in evaluation.compute().items()}
-            kept = {metric: torch.tensor(value) for metric, value in values.items() if not metric.endswith("/loss")}
-            trainer.callback_metrics.update(kept)
+            for metric, value in evaluation.compute().items():
+                if metric.rpartition("/")[2] != "loss":  # infinite: a prediction far outside of the training rows
+                    defined = torch.tensor(value if math.isfinite(value) else math.nan)
+                    trainer.callback_metrics[f"baseline/{name}/{metric}"] = defined
         self._models = {}
 
     def _add(self, name: str, tasks: Sequence[TaskSpec], predict: Predict, module: MultiTaskModule) -> None:

@@ -24,7 +24,8 @@ def constant_of(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
     """Return the output of a network ``[outputs]`` that fits the labels among ``target [N]`` best for each row.
 
     It is the logit or the logarithms of the shares of the classes (one without a label counts as half a label), the
-    mean in standard units, or, for an absolute or quantile loss, the quantiles. Empty without labels.
+    mean in standard units, or, for an absolute or quantile loss, the quantiles. Empty if there is none: without labels,
+    and for a Poisson loss if all are 0.
     """
     labels = target[labelled(task, target)]
     if not len(labels):
@@ -34,6 +35,6 @@ def constant_of(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
         logs = (counts / counts.sum()).log().tolist()
         return tuple(logs) if task.kind == "multiclass" else (logs[1] - logs[0],)
     if task.loss == "poisson":  # whose labels may be 0
-        return (float(task.standardised(labels.double().mean())),)
+        return (float(task.standardised(labels.double().mean())),) if labels.any() else ()
     values, levels = task.standardised(labels).numpy(), task.quantiles or ((0.5,) if task.loss == "mae" else ())
     return tuple(np.quantile(values, levels).tolist()) if levels else (float(values.mean()),)

@@ -47,16 +47,22 @@ def outputs_of(tasks: Sequence[TaskSpec], values: Tensor) -> dict[str, Tensor]:
     return {task.name: each[:, 0] if task.outputs == 1 else each for task, each in zip(tasks, parts, strict=True)}
 
 
-def chosen(model: Model, tasks: Sequence[TaskSpec]) -> Model:
-    """Return the model that "auto" stands for: trees if LightGBM is installed and there are few outputs."""
-    if model != "auto":
-        return model
+def chosen(model: Model, spec: DataSpec, tasks: Sequence[TaskSpec]) -> Model:
+    """Return the model to fit: for "auto", trees if LightGBM is installed and there are few outputs.
+
+    Of nothing but lists, which trees leave out, only a linear model can learn.
+    """
     few = sum(task.outputs for task in tasks) <= OUTPUTS
-    return "lightgbm" if few and find_spec("lightgbm") is not None else "linear"
+    trees = model == "lightgbm" or (model == "auto" and few and find_spec("lightgbm") is not None)
+    readable = any(not isinstance(one, Bag) for one in spec.inputs.values())
+    return model if model == "none" else "lightgbm" if trees and readable else "linear"
 
 
 def fit(model: Model, spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch, seed: int = 0) -> Predict:
-    """Return the ``model`` fitted to the training ``rows``, whose inputs are ids, lists of ids, and numbers."""
+    """Return the ``model`` of ``tasks``, which have constants, fitted to the training ``rows``.
+
+    Inputs are ids, lists of ids, and numbers.
+    """
     return trees(spec, tasks, rows, seed) if model == "lightgbm" else linear(spec, tasks, rows)
 
 
@@ -68,9 +74,12 @@ def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     """
     ids, _ = design(spec, rows.inputs)
     known = ids[ids >= 0].unique()  # [V]
-    bias = torch.tensor([each for task in tasks for each in task.constant or [0.0] * task.outputs])  # [sum of outputs]
-    table = torch.zeros(len(known) + 1, len(bias))  # the first row is for unknown ids and padding
-    weight = torch.zeros(sum(one.width for one in spec.inputs.values() if isinstance(one, Numeric)), len(bias))
+    width = sum(one.width for one in spec.inputs.values() if isinstance(one, Numeric))
+    bias = torch.tensor(
+        [each for task in tasks for each in task.constant], dtype=torch.double
+    )  # [outputs of all tasks]
+    table = bias.new_zeros(len(known) + 1, len(bias))  # the first row is for unknown ids and padding
+    weight = bias.new_zeros(width, len(bias))
 
     def encoded(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         ids, numbers = design(spec, inputs)
@@ -80,7 +89,7 @@ def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
         return torch.where(known[place] == ids, place + 1, 0), numbers
 
     def output(places: Tensor, numbers: Tensor) -> dict[str, Tensor]:
-        values = bias + numbers @ weight
+        values = bias + numbers.double() @ weight
         if places.shape[1]:
             values = values + F.embedding_bag(places, table, mode="sum", padding_idx=0)
         return outputs_of(tasks, values)
@@ -100,7 +109,7 @@ def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     optimizer.step(loss)
     for parameter in parameters:
         parameter.requires_grad_(False)
-    return lambda inputs: output(*encoded(inputs))
+    return lambda inputs: {name: value.float() for name, value in output(*encoded(inputs)).items()}
 
 
 def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch, seed: int = 0) -> Predict:
@@ -147,7 +156,9 @@ def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch, seed: int = 0)
     def predict(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         x, found = matrix(inputs), {}
         for task in tasks:
-            values = [torch.from_numpy(np.asarray(model.predict(x, raw_score=True))) for model in grown[task.name]]
+            values = [
+                torch.from_numpy(np.asarray(model.predict(x, raw_score=True))).float() for model in grown[task.name]
+            ]
             found[task.name] = values[0] if len(values) == 1 else torch.stack(values, 1)
         return found
 

@@ -106,9 +106,11 @@ def test_models_take_few_rows_unknown_ids_and_weights(model: Model) -> None:
 
 def test_trees_are_for_few_outputs_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [replace(NUMBER, name=str(number)) for number in range(33)]
-    assert [chosen("auto", KINDS), chosen("auto", many), chosen("none", KINDS)] == ["lightgbm", "linear", "none"]
+    spec = DataSpec({"x": Numeric(1), "tags": Bag(4, 3)}, KINDS)
+    assert [chosen("auto", spec, KINDS), chosen("auto", spec, many)] == ["lightgbm", "linear"]
+    assert chosen("lightgbm", DataSpec({"tags": Bag(4, 3)}, KINDS), KINDS) == "linear"
     monkeypatch.setattr(baselines, "find_spec", lambda name: None)
-    assert chosen("auto", KINDS) == "linear"
+    assert chosen("auto", spec, KINDS) == "linear"
 
 
 def test_a_trained_model_stands_beside_a_constant_and_a_quick_model(tmp_path: Path) -> None:
