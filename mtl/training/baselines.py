@@ -50,20 +50,20 @@ def outputs_of(tasks: Sequence[TaskSpec], values: Tensor) -> dict[str, Tensor]:
 def chosen(model: Model, spec: DataSpec, tasks: Sequence[TaskSpec]) -> Model:
     """Return the model to fit: for "auto", trees if LightGBM is installed and there are few outputs.
 
-    Of nothing but lists, which trees leave out, only a linear model can learn.
+    Without ids and numbers, which trees read, it is a linear model.
     """
     few = sum(task.outputs for task in tasks) <= OUTPUTS
     trees = model == "lightgbm" or (model == "auto" and few and find_spec("lightgbm") is not None)
-    readable = any(not isinstance(one, Bag) for one in spec.inputs.values())
+    readable = any(isinstance(one, Categorical | Numeric) for one in spec.inputs.values())
     return model if model == "none" else "lightgbm" if trees and readable else "linear"
 
 
-def fit(model: Model, spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch, seed: int = 0) -> Predict:
+def fit(model: Model, spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     """Return the ``model`` of ``tasks``, which have constants, fitted to the training ``rows``.
 
     Inputs are ids, lists of ids, and numbers.
     """
-    return trees(spec, tasks, rows, seed) if model == "lightgbm" else linear(spec, tasks, rows)
+    return trees(spec, tasks, rows) if model == "lightgbm" else linear(spec, tasks, rows)
 
 
 def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
@@ -75,9 +75,8 @@ def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     ids, _ = design(spec, rows.inputs)
     known = ids[ids >= 0].unique()  # [V]
     width = sum(one.width for one in spec.inputs.values() if isinstance(one, Numeric))
-    bias = torch.tensor(
-        [each for task in tasks for each in task.constant], dtype=torch.double
-    )  # [outputs of all tasks]
+    constants = [each for task in tasks for each in task.constant]
+    bias = torch.tensor(constants, dtype=torch.double)  # [outputs of all tasks]
     table = bias.new_zeros(len(known) + 1, len(bias))  # the first row is for unknown ids and padding
     weight = bias.new_zeros(width, len(bias))
 
@@ -112,19 +111,19 @@ def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     return lambda inputs: {name: value.float() for name, value in output(*encoded(inputs)).items()}
 
 
-def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch, seed: int = 0) -> Predict:
+def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     """Return LightGBM's trees for each task, of ids and numbers; lists are left out."""
     import lightgbm
 
-    spec = replace(spec, inputs={name: one for name, one in spec.inputs.items() if not isinstance(one, Bag)})
+    read = {name: one for name, one in spec.inputs.items() if isinstance(one, Categorical | Numeric)}
+    spec = replace(spec, inputs=read)
 
     def matrix(inputs: Mapping[str, Tensor]) -> Any:
         ids, numbers = design(spec, inputs)
         return torch.cat([ids.double(), numbers.double()], 1).numpy()
 
     x, categories = matrix(rows.inputs), [isinstance(one, Categorical) for one in spec.inputs.values()]
-    common = {"verbosity": -1, "seed": seed, "num_threads": torch.get_num_threads()}
-    common |= {"deterministic": True, "force_row_wise": True}
+    common = {"verbosity": -1, "num_threads": torch.get_num_threads(), "deterministic": True, "force_row_wise": True}
     grown: dict[str, list[Any]] = {}
     for task in tasks:
         target = rows.targets[task.name]

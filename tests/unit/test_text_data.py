@@ -58,7 +58,7 @@ def test_tasks_of_one_file(tmp_path: Path, suffix: str) -> None:
     assert [(t.name, t.kind, t.num_classes, t.weight, t.metrics, t.small) for t in data.spec.tasks] == [
         ("spam", "binary", 1, 0.5, ("f1", "accuracy"), True),
         ("topic", "multiclass", 3, 1.0, (), True),
-        ("score", "regression", 1, 1.0, (), True),
+        ("score", "regression", 1, 1.0, ("mse", "mae", "r2"), True),
     ]
     assert lengths(data, "spam") == {"train": 29, "val": 3, "test": 4}  # four of 40 have no label
     assert lengths(data, "topic") == {"train": 32, "val": 4, "test": 4}
