@@ -66,7 +66,7 @@ def warn_of_overlap(rows: Batch, sample: Collection[int], where: str) -> None:
     share = shared_share(rows, sample)
     if share >= FEW:
         logger.warning(
-            "%s: the network was trained on %.0f %% of these rows: what it gets right says little about new ones",
+            "%s: the network was trained on about %.0f %% of these rows: what it gets right says little about new ones",
             *(where, 100 * share),
         )
 
