@@ -1,9 +1,10 @@
-"""Compare one network for all targets with trees and linear models for each: ``python benchmarks/real_tables.py``.
+"""Compare one network for all targets with models for each target: ``python benchmarks/real_tables.py``.
 
 Each file of ``benchmarks/tables`` describes a table with several targets: where it comes from, its targets, and the
 columns that give a target away. All contenders have their defaults; validation rows stop them early. The scores of the
 test rows go to ``accuracy/real_tables.csv``, results that are there already are not computed again, and the page
-``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``.
+``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``; the slow neural rival, which
+``--contenders realmlp`` adds, needs ``pip install pytabkit`` too.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import pandas
 import polars as pl
 from common import ROOT
 from omegaconf import OmegaConf
-from scipy.stats import rankdata
+from scipy.stats import rankdata, wilcoxon
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
+from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -35,17 +36,20 @@ import mtl
 
 TABLES = Path(__file__).parent / "tables"
 OUT = ROOT / "benchmarks" / "accuracy" / "real_tables.csv"
-FIELDS = ("table", "held_out", "rows", "split", "contender", "target", "metric", "score", "cpu_seconds")
+FIELDS = ("table", "held_out", "rows", "unlabelled", "split", "contender", "target", "metric", "score", "log_loss")
+FIELDS += ("cpu_seconds",)
 ROUNDS = 50  # without improvement, after which trees stop
-OTHERS = ("linear", "lightgbm", "catboost")
+RIVALS = ("linear", "lightgbm", "catboost")  # which the ranks compare our networks with
+OTHERS = (*RIVALS, "xgboost", "realmlp")
+SLOW = ("realmlp",)  # run by name only
 ENSEMBLE = {"recipe": "table_ensemble"}
 NETWORKS: dict[str, dict[str, Any]] = {
-    "mtl": {},
-    "table_ensemble": ENSEMBLE,
-    "shared_bottom": ENSEMBLE | {"network": "shared_bottom"},
-    "single_task": ENSEMBLE | {"network": "single_task"},
+    "mixture": {"recipe": "table"},
+    "ensemble": ENSEMBLE,
+    "ensemble, shared bottom": ENSEMBLE | {"network": "shared_bottom"},
+    "ensemble, single tasks": ENSEMBLE | {"network": "single_task"},
 }
-RANKED = (*OTHERS, "mtl", "table_ensemble")
+FEW_ROWS = 4000  # up to which a table counts as small
 Frames = Mapping[str, pl.DataFrame]
 Scores = dict[str, float]
 
@@ -115,8 +119,8 @@ def others(name: str, tasks: Mapping[str, str], frames: Frames, seed: int) -> di
         classes = [] if kind == "regression" else classes_of(frames["train"][task])
         labels = {part: numbers(frames[part][task], classes)[mask] for part, mask in there.items()}
         x = {part: rows[there[part]] for part, rows in inputs.items()}
-        fit = {"linear": linear, "lightgbm": lightgbm, "catboost": catboost}[name]
-        found[task] = fit(kind, x, labels, words, seed)(inputs["test"])
+        fits = {"linear": linear, "lightgbm": lightgbm, "catboost": catboost, "xgboost": xgboost, "realmlp": realmlp}
+        found[task] = fits[name](kind, x, labels, words, seed)(inputs["test"])
     return found
 
 
@@ -164,6 +168,38 @@ def catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Call
     return model.predict if kind == "regression" else model.predict_proba
 
 
+def xgboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of XGBoost's default trees, see ``lightgbm``."""
+    import xgboost
+
+    levels = {word: pandas.CategoricalDtype(sorted(x["train"][word].unique())) for word in words}
+    make = xgboost.XGBRegressor if kind == "regression" else xgboost.XGBClassifier
+    options = {"n_estimators": 1000, "early_stopping_rounds": ROUNDS, "enable_categorical": True}
+    model: Any = make(**options, n_jobs=1, random_state=seed)
+    model.fit(x["train"].astype(levels), y["train"], eval_set=[(x["valid"].astype(levels), y["valid"])], verbose=False)
+    predict = model.predict if kind == "regression" else model.predict_proba
+    return lambda rows: predict(rows.astype(levels))
+
+
+def realmlp(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of RealMLP (Holzmüller et al. 2024) with its tuned defaults, see ``lightgbm``."""
+    from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
+
+    numbers = [column for column in x["train"] if column not in words]
+    means = x["train"][numbers].mean()
+    gaps = [column for column in numbers if x["train"][column].isna().any()]
+
+    def filled(rows: Any) -> Any:  # it takes no missing numbers
+        marks = {f"{column} is missing": rows[column].isna().astype(float) for column in gaps}
+        return rows.assign(**marks, **{name: rows[name].astype(float).fillna(means[name]) for name in numbers})
+
+    make = RealMLP_TD_Regressor if kind == "regression" else RealMLP_TD_Classifier
+    model: Any = make(device="cpu", random_state=seed, n_threads=1, verbosity=0, n_cv=1)
+    model.fit(filled(x["train"]), y["train"], filled(x["valid"]), y["valid"], cat_col_names=list(words))
+    predict = model.predict if kind == "regression" else model.predict_proba
+    return lambda rows: predict(filled(rows))
+
+
 def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
     """Train a contender on a split of a table, and return a row of the file for each target."""
     tasks, frames = read(name, split)
@@ -174,64 +210,113 @@ def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
     else:
         predictions = network(tasks, frames, split, **NETWORKS[contender])
     seconds, rows = time.process_time() - began, []
+    count = sum(map(len, frames.values()))
     for task, kind in tasks.items():
         column = frames["test"][task]
         there = column.is_not_null().to_numpy()
-        truth = numbers(column, [] if kind == "regression" else classes_of(frames["train"][task]))
-        metric, value = score(kind, truth[there], predictions[task][there])
-        count = sum(map(len, frames.values()))
-        values = (name, held_out, count, split, contender, task, metric, value, seconds)
+        classes = [] if kind == "regression" else classes_of(frames["train"][task])
+        truth, predicted = numbers(column, classes)[there], predictions[task][there]
+        metric, value = score(kind, truth, predicted)
+        loss = log_loss(truth, predicted, labels=range(len(classes))) if classes else None
+        unlabelled = sum(int(rows[task].null_count()) for rows in frames.values()) / count
+        values = (name, held_out, count, unlabelled, split, contender, task, metric, value, loss, seconds)
         rows.append(dict(zip(FIELDS, values, strict=True)))
     return rows
 
 
 def page(table: pl.DataFrame) -> str:
     """Return the page of the results: for each half, ranks and scores by table."""
-    means = table.group_by("table", "held_out", "split", "contender", maintain_order=True).agg(
-        pl.col("score").mean(), pl.col("cpu_seconds").first(), pl.col("rows").first()
+    each = table.group_by("table", "held_out", "split", "contender", maintain_order=True).agg(
+        pl.col("score", "log_loss", "unlabelled").mean(), pl.col("cpu_seconds", "rows").first()
     )
-    means = means.group_by("table", "held_out", "contender", maintain_order=True).mean()
+    means = each.group_by("table", "held_out", "contender", maintain_order=True).mean().drop("split")
     lines = ["# One network for all targets, or a model for each?", ""]
     titles = {True: "Tables on which no default was chosen", False: "Tables on which defaults were chosen"}
     for held_out, title in titles.items():
         half = means.filter(pl.col("held_out") == held_out)
         if half.is_empty():
             continue
-        four = half.filter(pl.col("contender").is_in(RANKED)).pivot("contender", index="table", values="score")
-        four = four.drop_nulls()
-        names = [name for name in four.columns if name != "table"]
-        ranks = rankdata(-four.select(names).to_numpy(), axis=1)
-        draw = np.random.default_rng(0).integers(0, len(ranks), (10_000, len(ranks)))
-        low, high = np.quantile(ranks[draw].mean(1), [0.025, 0.975], axis=0)
-        splits = table.filter(pl.col("held_out") == held_out)["split"].n_unique()
-        lines += [f"## {title}", "", f"{len(four)} tables, {splits} split{'s' * (splits > 1)} of each.", ""]
-        lines += ["| | mean rank [95 %] | first on | CPU seconds a table |", "|---|---|---|---|"]
-        for index in np.argsort(ranks.mean(0)):
-            own = half.filter(pl.col("contender") == names[index])
-            best = int((ranks[:, index] == ranks.min(1)).sum())
-            interval = f"{ranks[:, index].mean():.2f} [{low[index]:.2f}, {high[index]:.2f}]"
-            lines.append(f"| {names[index]} | {interval} | {best} | {own['cpu_seconds'].mean():.1f} |")
-        shown = [name for name in (*OTHERS, *NETWORKS) if name in half["contender"].unique()]
-        wide = half.pivot("contender", index="table", values="score")
-        lines += ["", f"| table | rows | {' | '.join(shown)} |", "|---" * (2 + len(shown)) + "|"]
-        for row in wide.iter_rows(named=True):
-            count = int(half.filter(pl.col("table") == row["table"])["rows"][0])
-            values = [row[name] for name in shown]
-            best = max(value for value in values if value is not None)
-            cells = ["" if v is None else f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in values]
-            lines.append(f"| {row['table']} | {count:,} | {' | '.join(cells)} |")
-        lines.append("")
+        splits = each.filter(pl.col("held_out") == held_out)["split"].n_unique()
+        lines += [f"## {title}", "", f"{half['table'].n_unique()} tables, {splits} splits of each.", ""]
+        lines += [*against_rivals(half), "", *sharing(half), "", *scores(half), ""]
     return "\n".join([*lines, EXPLANATION])
 
 
-EXPLANATION = """Cells: mean over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the test
-rows; the best of a row is in bold. Rows are drawn into 60 % training, 20 % validation and 20 % test. Ranks have
-intervals from 10,000 bootstrap samples of the tables. `mtl` is `mtl.fit` with its defaults, `table_ensemble` with
-`recipe="table_ensemble"`; `shared_bottom` and `single_task` are ensembles of these networks. The others train one model
-for each target with their defaults: CatBoost and LightGBM stop after 50 rounds without improvement on the validation
-rows, linear models are ridge and logistic regressions. One thread each; CPU seconds grow with the other load of the
-machine, so compare them roughly. The tables are described in `benchmarks/tables`. By `python
-benchmarks/real_tables.py`; all numbers: [real_tables.csv](real_tables.csv).
+def wide(half: pl.DataFrame, contenders: Sequence[str], values: str = "score") -> Any:
+    """Return the values ``[tables, contenders]`` of the tables that have all of them."""
+    return half.pivot("contender", index="table", values=values).select(contenders).drop_nulls().to_numpy()
+
+
+def interval(values: Any) -> str:
+    """Return the mean of the values of some tables, with a 95 % bootstrap interval over the tables."""
+    draws = np.random.default_rng(0).integers(0, len(values), (10_000, len(values)))
+    low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
+    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
+
+
+def against_rivals(half: pl.DataFrame) -> list[str]:
+    """Return a table: each contender's rank among the rivals and itself, over all tables and groups of tables."""
+    there = [name for name in (*OTHERS, *NETWORKS) if name in half["contender"].unique()]
+    groups = {
+        "all": half,
+        f"up to {FEW_ROWS:,} rows": half.filter(pl.col("rows") <= FEW_ROWS),
+        "more rows": half.filter(pl.col("rows") > FEW_ROWS),
+        "with missing labels": half.filter(pl.col("unlabelled") > 0),
+    }
+    groups = {name: tables for name, tables in groups.items() if len(tables)}
+    heads = [f"rank, {name} ({tables['table'].n_unique()})" for name, tables in groups.items()]
+    lines = [f"| | {' | '.join(heads)} | first on | log loss | CPU s |", "|---" * (len(heads) + 4) + "|"]
+    for name in there:
+        among = [*RIVALS, *([] if name in RIVALS else [name])]
+        place = among.index(name)
+        ranks = {group: rankdata(-wide(tables, among), axis=1)[:, place] for group, tables in groups.items()}
+        shown = [interval(own) if group == "all" else f"{own.mean():.2f}" for group, own in ranks.items()]
+        own = half.filter(pl.col("contender") == name)
+        count = f"{int((ranks['all'] == 1).sum())} of {len(ranks['all'])}"
+        row = [name, *shown, count, f"{own['log_loss'].mean():.3f}", f"{own['cpu_seconds'].mean():.1f}"]
+        lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
+def sharing(half: pl.DataFrame) -> list[str]:
+    """Return sentences that say which of the ensembles is better: gates, a shared bottom, one network for each task."""
+    names = [*NETWORKS][1:]
+    there = set(half["contender"])
+    lines = []
+    for better, worse in (names[:2], names[::2], names[1:]):
+        if {better, worse} <= there:
+            pairs = wide(half, [better, worse])
+            gains = pairs[:, 0] - pairs[:, 1]
+            p = float(wilcoxon(gains).pvalue)
+            decided = f"{better if gains.mean() > 0 else worse} is better" if p < 0.05 else "undecided"
+            counts = f"better on {int((gains > 0).sum())} of {len(gains)} tables, mean difference {gains.mean():+.4f}"
+            lines.append(f"* {better} against {worse}: {decided} ({counts}, Wilcoxon's p = {p:.2g}).")
+    return lines
+
+
+def scores(half: pl.DataFrame) -> list[str]:
+    """Return a table of the mean scores by table and contender."""
+    shown = [name for name in (*OTHERS, *NETWORKS) if name in half["contender"].unique()]
+    lines = [f"| table | rows | {' | '.join(shown)} |", "|---" * (2 + len(shown)) + "|"]
+    for row in half.pivot("contender", index=["table", "rows"], values="score").iter_rows(named=True):
+        values = [row[name] for name in shown]
+        best = max(value for value in values if value is not None)
+        cells = ["" if v is None else f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in values]
+        lines.append(f"| {row['table']} | {int(row['rows']):,} | {' | '.join(cells)} |")
+    return lines
+
+
+EXPLANATION = """Scores: mean over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the test
+rows, and over the splits; the best of a row is in bold. Log losses are means over the targets that are classes. Each
+split draws the rows anew, into 60 % training, 20 % validation and 20 % test, and is the seed of all contenders. The
+rank of a contender is its place among linear models, LightGBM, CatBoost and itself by the score of a table, with a 95 %
+interval from 10,000 bootstrap samples of the tables. `mixture` is `mtl.fit` with `recipe="table"`, its default, and
+`ensemble` with `recipe="table_ensemble"`; two more ensembles are of other networks, without gates. The others train one
+model for each target with their defaults: the trees of CatBoost, LightGBM and XGBoost (up to 1,000) stop after 50
+rounds without improvement on the validation rows, linear models are ridge and logistic regressions, RealMLP has its
+tuned defaults. One thread each; CPU seconds grow with the other load of the machine, so compare them roughly. The
+tables are described in `benchmarks/tables`. By `python benchmarks/real_tables.py`; all numbers:
+[real_tables.csv](real_tables.csv).
 """
 
 
@@ -241,7 +326,8 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", default=names, choices=names)
     parser.add_argument("--splits", nargs="+", type=int, default=[0, 1, 2])
     every = [*OTHERS, *NETWORKS]
-    parser.add_argument("--contenders", nargs="+", default=every, choices=every)
+    usual = [name for name in every if name not in SLOW]
+    parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
