@@ -4,7 +4,8 @@ Each file of ``benchmarks/tables`` describes a table with several targets: where
 columns that give a target away. All contenders have their defaults; validation rows stop them early. The scores of the
 test rows go to ``accuracy/real_tables.csv``, results that are there already are not computed again, and the page
 ``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``; the slow neural rival, which
-``--contenders realmlp`` adds, needs ``pip install pytabkit`` too.
+``--contenders realmlp`` adds, needs ``pip install pytabkit`` too. ``--try recipe.dropout=0.3`` runs only the ensemble
+with another value of an option, on the tables for development; the page then has its effect.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "ensemble, shared bottom": ENSEMBLE | {"network": "shared_bottom"},
     "ensemble, single tasks": ENSEMBLE | {"network": "single_task"},
 }
+WITH = " with "  # between a network and the option that has another value than its recipe's
 FEW_ROWS = 4000  # up to which a table counts as small
 Frames = Mapping[str, pl.DataFrame]
 Scores = dict[str, float]
@@ -85,10 +87,14 @@ def score(kind: str, truth: Any, prediction: Any) -> tuple[str, float]:
     return "accuracy", float(accuracy_score(truth, prediction.argmax(1)))
 
 
-def network(tasks: Mapping[str, str], frames: Frames, seed: int, **options: Any) -> dict[str, Any]:
-    """Train one network for all targets; return its predictions of the test rows by target."""
+def network(tasks: Mapping[str, str], frames: Frames, seed: int, changes: Any, **keywords: Any) -> dict[str, Any]:
+    """Train one network for all targets; return its predictions of the test rows by target.
+
+    ``changes``: options in sections, as in YAML.
+    """
     frame, valid, test = (frames[part] for part in ("train", "valid", "test"))
-    model = mtl.fit(frame, tasks, valid=valid, test=test, seed=seed, progress=False, options={"threads": 1}, **options)
+    options = {"threads": 1, "baseline": "none"} | changes
+    model = mtl.fit(frame, tasks, valid=valid, test=test, seed=seed, progress=False, options=options, **keywords)
     predicted, found = model.predict(test.drop(tasks)), {}
     for task, kind in tasks.items():
         if kind == "regression":
@@ -208,7 +214,9 @@ def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
     if contender in OTHERS:
         predictions = others(contender, tasks, frames, split)
     else:
-        predictions = network(tasks, frames, split, **NETWORKS[contender])
+        base, _, word = contender.partition(WITH)
+        changes = OmegaConf.to_container(OmegaConf.from_dotlist([word])) if word else {}
+        predictions = network(tasks, frames, split, changes, **NETWORKS[base])
     seconds, rows = time.process_time() - began, []
     count = sum(map(len, frames.values()))
     for task, kind in tasks.items():
@@ -233,12 +241,17 @@ def page(table: pl.DataFrame) -> str:
     lines = ["# One network for all targets, or a model for each?", ""]
     titles = {True: "Tables on which no default was chosen", False: "Tables on which defaults were chosen"}
     for held_out, title in titles.items():
-        half = means.filter(pl.col("held_out") == held_out)
-        if half.is_empty():
+        half = means.filter(pl.col("held_out") == held_out, ~pl.col("contender").str.contains(WITH))
+        half = half.filter(pl.len().over("table") == pl.col("contender").n_unique())  # with all contenders
+        if not set(half["contender"]) >= {*RIVALS}:
             continue
         splits = each.filter(pl.col("held_out") == held_out)["split"].n_unique()
-        lines += [f"## {title}", "", f"{half['table'].n_unique()} tables, {splits} splits of each.", ""]
+        lines += [f"## {title}", "", f"{half['table'].n_unique()} tables; splits of each: {splits}.", ""]
         lines += [*against_rivals(half), "", *sharing(half), "", *scores(half), ""]
+        tried = effects(each.filter(pl.col("held_out") == held_out))
+        if tried:
+            lines += ["Another value of one option, against the ensemble of the same table and split:", ""]
+            lines += ["| option | mean difference [95 %] | better on | CPU time |", "|---|---|---|---|", *tried, ""]
     return "\n".join([*lines, EXPLANATION])
 
 
@@ -247,11 +260,11 @@ def wide(half: pl.DataFrame, contenders: Sequence[str], values: str = "score") -
     return half.pivot("contender", index="table", values=values).select(contenders).drop_nulls().to_numpy()
 
 
-def interval(values: Any) -> str:
+def interval(values: Any, form: str = ".2f") -> str:
     """Return the mean of the values of some tables, with a 95 % bootstrap interval over the tables."""
     draws = np.random.default_rng(0).integers(0, len(values), (10_000, len(values)))
     low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
-    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
+    return f"{values.mean():{form}} [{low:{form}}, {high:{form}}]"
 
 
 def against_rivals(half: pl.DataFrame) -> list[str]:
@@ -294,6 +307,22 @@ def sharing(half: pl.DataFrame) -> list[str]:
     return lines
 
 
+def effects(each: pl.DataFrame) -> list[str]:
+    """Return the rows of a table of the effects of options: differences of scores, paired by table and split."""
+    lines = []
+    base = each.filter(pl.col("contender") == "ensemble")
+    for name in each["contender"].unique(maintain_order=True):
+        if WITH not in name:
+            continue
+        both = each.filter(pl.col("contender") == name).join(base, on=["table", "split"])
+        tables = both.group_by("table", maintain_order=True).agg(gain=(pl.col("score") - pl.col("score_right")).mean())
+        gains = tables["gain"].to_numpy()
+        time = both["cpu_seconds"].sum() / both["cpu_seconds_right"].sum()
+        better = f"{int((gains > 0).sum())} of {len(gains)} tables"
+        lines.append(f"| `{name.partition(WITH)[2]}` | {interval(gains, '+.4f')} | {better} | x {time:.2f} |")
+    return lines
+
+
 def scores(half: pl.DataFrame) -> list[str]:
     """Return a table of the mean scores by table and contender."""
     shown = [name for name in (*OTHERS, *NETWORKS) if name in half["contender"].unique()]
@@ -328,8 +357,12 @@ def main() -> None:
     every = [*OTHERS, *NETWORKS]
     usual = [name for name in every if name not in SLOW]
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
+    parser.add_argument("--try", dest="word", metavar="OPTION=VALUE", help="only the ensemble with this option")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
+    if given.word:
+        given.contenders = [f"ensemble{WITH}{given.word}"]
+        given.tables = [name for name in given.tables if not OmegaConf.load(TABLES / f"{name}.yaml").held_out]
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     rows: list[dict[str, Any]] = pl.read_csv(given.out).to_dicts() if given.out.exists() else []

@@ -46,6 +46,24 @@ def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> di
     return found
 
 
+def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the standard deviation ``[B]`` over the K members of an ensemble of each task's prediction.
+
+    ``members``: ``NetworkOutput.members``. Of a multiclass task, it is that of the probability of the class with the
+    largest mean, and of quantiles, of the one nearest to the median.
+    """
+    each = [readable(tasks, dict(zip(members, own, strict=True))) for own in zip(*members.values(), strict=True)]
+    found = {}
+    for name in members:
+        values, task = torch.stack([one[name] for one in each]), tasks[name]  # [K, B] or [K, B, outputs]
+        if values.dim() == 3 and task.kind == "multiclass":
+            values = values.gather(2, values.mean(0).argmax(-1).expand(len(values), -1)[..., None]).squeeze(2)
+        elif values.dim() == 3:
+            values = values[..., task.middle]
+        found[name] = values.std(0)
+    return found
+
+
 def conditional(task: TaskSpec) -> str:
     """Return the name of the probability of ``task`` given the task before it."""
     return f"{task.name}_given_{task.after}"

@@ -19,6 +19,7 @@ from mtl.checks import InputError, first_line, format_value, join_names, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.files.records import RESULTS, read_json
+from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
 from mtl.options import FilePath, valid
 from mtl.runs.results import metrics_of
@@ -93,7 +94,8 @@ class TrainedModel:
         ``rows``: a DataFrame of polars or pandas, a dict of columns, or a dict of the network's input tensors. For a
         pandas DataFrame the result is one too, with the same index. ``tasks``: the tasks to predict, by default all.
         For the columns of the result see ``mtl.predictions.columns``; a task after another also has
-        TASK_probability_given_BEFORE, while TASK_probability is that of the whole chain. ``experts`` adds TASK_experts,
+        TASK_probability_given_BEFORE, while TASK_probability is that of the whole chain. An ensemble also gives
+        TASK_spread, see ``mtl.predictions.spread``. ``experts`` adds TASK_experts,
         the experts that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several
         layers).
         ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read.
@@ -101,11 +103,15 @@ class TrainedModel:
         specs, known = self.tasks_named(tasks), {task.name: task for task in self.spec.tasks}
         given = rows if _is_tensors(rows) else to_polars(rows)
         values: dict[str, list[Tensor]] = {}
+        spreads: dict[str, list[Tensor]] = {}
         used: dict[tuple[str, str], list[pl.Series]] = {}
         for batch, output in self._outputs(given, with_earlier(specs, known), batch_size, where):
             found = predictions.readable(known, {name: value.cpu() for name, value in output.predictions.items()})
             for name, value in found.items():
                 values.setdefault(name, []).append(value)
+            of_members = {name: value.cpu() for name, value in output.members.items()}
+            for name, value in predictions.spread(known, of_members).items():
+                spreads.setdefault(name, []).append(value)
             if experts:
                 for key, weights in self._weights(batch, output):
                     used.setdefault(key, []).append(experts_used(weights))
@@ -116,6 +122,9 @@ class TrainedModel:
             if task.after is not None:
                 parts = values.get(predictions.conditional(task), [predictions.empty(task)])
                 table[f"{task.name}_probability_given_{task.after}"] = pl.Series(torch.cat(parts).numpy())
+            if isinstance(self.network, Ensemble):
+                parts = spreads.get(task.name, [predictions.empty(task)])
+                table[f"{task.name}_spread"] = pl.Series(torch.cat(parts).flatten().numpy())
             keys = [key for key in used if key[0] == task.name]
             for key in keys:
                 table["_experts_".join(key) if len(keys) > 1 else f"{key[0]}_experts"] = pl.concat(used[key])

@@ -9,6 +9,7 @@ import torch
 from scipy.special import expit, softmax
 from torch import nn
 
+import mtl
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.experts.dense import StackedDense
@@ -16,6 +17,7 @@ from mtl.networks.baselines import SharedBottom
 from mtl.networks.bottom import bottom_for
 from mtl.networks.ensemble import Ensemble, mean_prediction
 from mtl.networks.heads import Heads
+from mtl.predictions import spread
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 from mtl.use.trained import load
@@ -63,6 +65,35 @@ def test_each_member_has_a_loss_of_its_own() -> None:
     terms = together.task_losses(together(rows.inputs), rows)
     torch.testing.assert_close(terms.everywhere, torch.stack(losses).mean(0))
     assert together.train_meter.compute()["loss"] == pytest.approx(float(terms.everywhere.sum()), rel=1e-6)
+
+
+def test_spread_of_the_members() -> None:
+    torch.manual_seed(0)
+    tasks = {
+        task.name: task for task in (*TASKS, TaskSpec("late", "regression", loss="quantile", quantiles=(0.1, 0.5)))
+    }
+    shapes = {"click": (4, 6), "size": (4, 6, 3), "price": (4, 6), "late": (4, 6, 2)}
+    members = {name: torch.randn(shape) for name, shape in shapes.items()}
+    found = spread(tasks, members)
+    each = {name: value.double().numpy() for name, value in members.items()}
+    classes = softmax(each["size"], -1)
+    best = classes.mean(0).argmax(-1)
+    expected = {
+        "click": expit(each["click"]),
+        "size": np.take_along_axis(classes, np.broadcast_to(best[None, :, None], (4, 6, 1)), 2)[..., 0],
+        "price": each["price"],
+        "late": np.sort(each["late"], -1)[..., 1],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values.std(0, ddof=1), rtol=1e-4, err_msg=name)
+
+
+def test_predictions_of_an_ensemble_have_a_spread() -> None:
+    frame = {"x": list(range(40)), "y": [i % 2 for i in range(40)]}
+    model = mtl.fit(frame, {"y": "binary"}, ignore=[], max_epochs=1, options={"ensemble": 2}, progress=False)
+    assert model.predict(frame).columns == ["y_class", "y_probability", "y_spread"]
+    none = model.predict({"x": [], "y": []})
+    assert none.schema == model.predict(frame).schema
 
 
 def test_members_share_a_bottom_and_nothing_else() -> None:
