@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from torch import Tensor
 from mtl.checks import InputError, require
 
 from .splits import SPLITS, divided
-from .tables.columns import as_text, cell
-from .tables.kinds import check_type
+from .tables.columns import as_text, cell, parse
+from .tables.dates import SECONDS_PER_DAY, dates
+from .tables.kinds import ColumnOptions, check_type, format_of
 from .tables.row_source import Block, RowSource
 
 SALT = 0x5EED  # a made-up table is often drawn from ``default_rng(0)``, and its split must not repeat its numbers
@@ -61,8 +63,9 @@ def split_by(
     marks: Marks, names: Sequence[str], source: RowSource, rows: int | None, reason: str
 ) -> dict[str, SplitRows]:
     """Return the splits ``names``, whose rows have the marks 0, 1, ... Raises InputError if one has no row."""
-    blocks, empty = source.blocks(rows), np.zeros((0, len(names)), dtype=np.int64)
-    counts = np.concatenate([empty, *(np.bincount(marks(block), minlength=len(names))[None] for block in blocks)])
+    blocks, most = source.blocks(rows), len(names) + 1  # marks beyond the names are of rows in no split
+    each = [np.bincount(marks(block), minlength=most)[None, : len(names)] for block in blocks]
+    counts = np.concatenate([np.zeros((0, len(names)), dtype=np.int64), *each])
     lacking = [name for name, total in zip(names, counts.sum(0).tolist(), strict=True) if not total]
     require(not lacking, f"{source.here}, {reason} {', '.join(lacking)}")
     return {
@@ -92,6 +95,65 @@ def exact_marks(order: Tensor, shares: Mapping[str, float], where: str) -> Marks
     for number, part in enumerate(divided(order, shares, where).values()):
         all_marks[part.numpy()] = number
     return lambda block: all_marks[block.first : block.first + block.count]
+
+
+def time_marks(source: RowSource, column: str, shares: Mapping[str, float], gap: float, given: ColumnOptions) -> Marks:
+    """Cut the rows by ``shares`` in the order of their times, as ``column`` has them; rows of one time stay together.
+
+    ``gap``: the rows of so many days at the start of each split but the first are in no split; if the column holds
+    numbers, in its units. The times of all rows are in memory, 8 bytes for each. Raises InputError for a bad cell.
+    """
+
+    def read(block: Block) -> np.ndarray[Any, Any]:
+        rows = source.read(block, [column])
+        check_type(rows[column], block.file, "", "date")
+        _check_filled(rows, column, block, "data.split_by=time needs the time of each row")
+        times = parse(rows[column])
+        if times.null_count():
+            form = format_of(rows[column], given, "date", lambda row: cell(rows, column, row, block.file))
+            found = dates(rows, column, block.file, None, form)
+            times = found.dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
+        return times.to_numpy()
+
+    times = np.sort(np.concatenate([read(block) for block in source.blocks(None)]))
+    ends = np.cumsum(list(shares.values()))[:-1] / sum(shares.values())
+    starts = times[(ends * len(times)).round().astype(int).clip(max=len(times) - 1)]  # of all splits but the first
+
+    def marks(block: Block) -> np.ndarray[Any, Any]:
+        own = read(block)
+        numbers = np.searchsorted(starts, own, side="right")
+        waits = own < np.concatenate([[-np.inf], starts + gap])[numbers]
+        return np.where(waits, len(shares), numbers)
+
+    return marks
+
+
+def group_marks(source: RowSource, column: str, shares: Mapping[str, float], seed: int) -> Marks:
+    """Draw for each group, the rows with the same cell of ``column``, the split of all its rows.
+
+    The draw depends on ``seed`` and the text of the cell alone, so ``shares`` hold approximately if there are many
+    groups. Raises InputError for an empty cell.
+    """
+    bounds = np.cumsum(list(shares.values()))[:-1] / sum(shares.values())
+
+    def drawn(group: str) -> float:
+        return int.from_bytes(blake2b(f"{seed} {group}".encode(), digest_size=8).digest()) / 2.0**64
+
+    def marks(block: Block) -> np.ndarray[Any, Any]:
+        rows = source.read(block, [column])
+        _check_filled(rows, column, block, "data.split_by=group needs the group of each row")
+        text = as_text(rows[column])
+        groups = text.unique()
+        numbers = np.searchsorted(bounds, [drawn(group) for group in groups], side="right")
+        return text.replace_strict(groups, numbers, return_dtype=pl.Int64).to_numpy()
+
+    return marks
+
+
+def _check_filled(rows: pl.DataFrame, column: str, block: Block, why: str) -> None:
+    empty = rows[column].is_null().arg_true()
+    if len(empty):
+        raise InputError(f"{cell(rows, column, empty[0], block.file)}: {why}")
 
 
 def random_marks(seed: int, shares: Sequence[float], block: Block) -> np.ndarray[Any, Any]:

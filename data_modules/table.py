@@ -13,13 +13,26 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, format_value, join_names, require
-from mtl.options import Count, Dropout, FilePath, Long, Name, Names, StrictModel, Text, matching, valid, validated
+from mtl.options import (
+    Count,
+    Dropout,
+    FilePath,
+    Long,
+    Name,
+    Names,
+    NotNegative,
+    StrictModel,
+    Text,
+    matching,
+    valid,
+    validated,
+)
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
 from .overlap import Hash, sample_of, warn_of_overlap
-from .split_rows import Marks, SplitRows, exact_marks, marks_in, split_by
+from .split_rows import Marks, SplitRows, exact_marks, group_marks, marks_in, split_by, time_marks
 from .splits import SPLITS, Shares, by_split, files_to_read
 from .stream import concat_batches
 from .tables.chained import chained
@@ -69,9 +82,13 @@ class TableDataModule(TensorDataModule):
     A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
 
-    Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
-    train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
-    file. ``separator``: of CSV files; None: the one of comma, semicolon, tab and | that their first line has most. The
+    Rows are split by ``split``, the shares of train, val and test: at random, or with ``split_by="time"`` in the order
+    of ``time_column``, training rows first (see ``time_marks``; ``split_gap`` is its gap), or with ``split_by="group"``
+    so that all rows with the same cell of ``group_column`` are in one split. Or they are split by ``split_column``,
+    whose cells are train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the
+    splits without a file.
+
+    ``separator``: of CSV files; None: the one of comma, semicolon, tab and | that their first line has most. The
     metrics ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such as the
     rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is also an
     input, unless ``ignore`` names it.
@@ -104,7 +121,10 @@ class TableDataModule(TensorDataModule):
         on_bad: Literal["error", "missing"] = "error",
         ignore: Names = (),
         split: Shares = (0.8, 0.1, 0.1),
+        split_by: Literal["random", "time", "group"] = "random",
         split_column: Name | None = None,
+        time_column: Name | None = None,
+        split_gap: NotNegative = 0.0,
         group_column: Name | None = None,
         val_path: FilePath | None = None,
         test_path: FilePath | None = None,
@@ -132,11 +152,13 @@ class TableDataModule(TensorDataModule):
         own_files = [name for name in self.paths if name != "train"]
         self.shares = by_split(split, own_files)
         self.shares["train"] += sum(self.shares[name] for name in own_files)  # test stays a tenth of the rows
-        self.random_split = split_column is None and test_path is None
+        self.random_split = split_column is None and test_path is None and split_by != "time"
         both = split_column is not None and bool(own_files)
         other = "data.split_column with data.val_path or data.test_path"
         require(not both, f"{other}: give one or the other, as by data.split_column=null")
         self.split_column, self.group_column = split_column, group_column
+        self.split_by, self.time_column, self.split_gap = split_by, time_column, split_gap
+        self._check_split()
         separators, targets = dict[str, str](), dict[str, str]()
         for column, one in (lists or {}).items():
             read = one if isinstance(one, ListOptions) else ListOptions(separator=one)
@@ -152,6 +174,16 @@ class TableDataModule(TensorDataModule):
         self.unknown_share = unknown_share
         self.trained_on: list[int] = []  # a sample of the training rows, see ``overlap.sample_of``
         self._check_listed()
+
+    def _check_split(self) -> None:
+        """Raise InputError if an option of the split has no effect, or a column is not named."""
+        here, by_time = f"data.split_by={self.split_by}", self.split_by == "time"
+        both = "the rows are split in one way: leave out it or data.split_column"
+        require(self.split_by == "random" or self.split_column is None, f"{here}: {both}")
+        lacks = {"time": self.time_column is None, "group": self.group_column is None}.get(self.split_by, False)
+        require(not lacks, f"{here}: name the column, as in data.{self.split_by}_column=NAME")
+        for name, given in (("time_column", self.time_column), ("split_gap", self.split_gap)):
+            require(by_time or not given, f"data.{name}={format_value(given)}: it needs data.split_by=time")
 
     def _check_listed(self) -> None:
         """Raise InputError if a column is given two roles."""
@@ -258,7 +290,13 @@ class TableDataModule(TensorDataModule):
             return split_by(marks_in(source, self.split_column), SPLITS, source, self.block_rows, reason)
         shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}
         reason = f"of its {source.count} rows, data.split leaves none for"
-        return split_by(self.marks(source, shares), list(shares), source, self.block_rows, reason)
+        if self.time_column is not None:
+            marks = time_marks(source, self.time_column, shares, self.split_gap, self.given)
+        elif self.split_by == "group" and self.group_column is not None:
+            marks = group_marks(source, self.group_column, shares, self.seed)
+        else:
+            marks = self.marks(source, shares)
+        return split_by(marks, list(shares), source, self.block_rows, reason)
 
     def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
         """Return the index in ``shares`` of the split of each row, drawn with ``seed``."""
@@ -341,6 +379,8 @@ class TableDataModule(TensorDataModule):
     def _check_named(self, columns: Sequence[str], path: Path) -> None:
         """Raise InputError if a column named in an option is not among the ``columns`` of ``path``."""
         names = [*(task.column for task in self.labels), self.split_column, self.group_column, *self.weight_columns]
+        if path == self.paths.get("train"):
+            names.append(self.time_column)
         if self.row_encoder is None:  # a restored encoder knows its columns
             names += [*self.given.columns, *self.given.formats, *self.ignore]
         check_columns(columns, [name for name in dict.fromkeys(names) if name is not None], str(path), "")

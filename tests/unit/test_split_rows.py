@@ -1,0 +1,102 @@
+"""Splits of a table by time and by groups."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_stream import TableStreamDataModule
+
+from mtl.checks import InputError
+
+ROWS = 600
+ORDER = np.random.default_rng(1).permutation(ROWS)
+HOURS = [datetime(2026, 1, 1) + timedelta(hours=int(hour)) for hour in ORDER]
+TIMES = {
+    "dates": pl.Series(HOURS).dt.date(),
+    "datetimes": pl.Series(HOURS),
+    "text": pl.Series(HOURS).dt.strftime("%d/%m/%Y %H:%M"),
+    "Unix times": pl.Series(HOURS).dt.timestamp("ms") // 1000,
+    "numbers": pl.Series(ORDER / 4),
+}
+WAYS = {"csv": (TableDataModule, {}), "stream": (TableStreamDataModule, {"window_rows": 640})}
+
+
+def split(folder: Path, way: str, change: dict[str, Any], **options: Any) -> dict[str, pl.DataFrame]:
+    """Return the rows of each split, in the order of the table."""
+    frame = pl.DataFrame({"n": ORDER, "y": [row % 2 for row in range(ROWS)]} | change)
+    path = folder / f"t.{'csv' if way == 'csv' else 'parquet'}"
+    frame.write_csv(path) if way == "csv" else frame.write_parquet(path)
+    make, own = WAYS[way]
+    data = make(path=path, tasks={"y": "binary"}, batch_size=8, **own, **options)
+    found = {}
+    for name, part in data.split_rows().items():
+        blocks = [block for block, _ in part.frames(frame.columns)]
+        found[name] = pl.concat(blocks).with_columns(pl.col("n").cast(pl.Int64))
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", TIMES)
+def test_training_rows_come_before_validation_rows_before_test_rows(kind: str, way: str, tmp_path: Path) -> None:
+    found = split(tmp_path, way, {"at": TIMES[kind]}, split_by="time", time_column="at", split=[0.6, 0.2, 0.2])
+    assert sum(map(len, found.values())) == ROWS
+    if kind == "dates":  # rows of one day stay together
+        assert [sorted(part["n"]) for part in found.values()] == [[*range(360)], [*range(360, 480)], [*range(480, 600)]]
+    for earlier, later in (("train", "val"), ("val", "test")):
+        assert found[earlier]["n"].max() < found[later]["n"].min()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_one_time_stay_together_and_those_in_a_gap_are_left_out(way: str, tmp_path: Path) -> None:
+    days = {"at": pl.Series(HOURS).dt.date(), "day": ORDER // 24}
+    found = split(tmp_path, way, days, split_by="time", time_column="at", split=[0.5, 0.25, 0.25], split_gap=2)
+    assert {name: (part["day"].cast(int).min(), part["day"].cast(int).max()) for name, part in found.items()} == {
+        "train": (0, 11),
+        "val": (14, 17),
+        "test": (20, 24),
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_rows_of_a_group_are_in_one_split(way: str, tmp_path: Path) -> None:
+    users = {"user": [f"u{row % 150}" for row in range(ROWS)]}
+    found = split(tmp_path, way, users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2])
+    groups = {name: set(part["user"]) for name, part in found.items()}
+    assert sum(map(len, groups.values())) == 150
+    assert groups["train"] | groups["val"] | groups["test"] == set(users["user"])
+    assert [len(found[name]) / ROWS for name in ("train", "val", "test")] == pytest.approx([0.6, 0.2, 0.2], abs=0.1)
+    other = split(tmp_path, way, users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2], seed=1)
+    assert set(other["test"]["user"]) != groups["test"]
+    if way == "stream":
+        return
+    streamed = split(tmp_path, "stream", users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2])
+    assert {name: set(part["user"]) for name, part in streamed.items()} == groups
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_by": "time"}, "data.split_by=time: name the column, as in data.time_column=NAME"),
+        ({"split_by": "group"}, "data.split_by=group: name the column, as in data.group_column=NAME"),
+        ({"time_column": "at"}, "data.time_column=at: it needs data.split_by=time"),
+        ({"split_gap": 2.0}, "data.split_gap=2.0: it needs data.split_by=time"),
+        ({"split_by": "time", "time_column": "at", "split_column": "n"}, "leave out it or data.split_column"),
+        ({"split_by": "time", "time_column": "att"}, r"no column 'att' \(did you mean 'at'"),
+        ({"split_by": "time", "time_column": "gaps"}, "column 'gaps', row 2: None: data.split_by=time needs"),
+        ({"split_by": "group", "group_column": "gaps"}, "column 'gaps', row 2: None: data.split_by=group needs"),
+        ({"split_by": "time", "time_column": "word"}, "column 'word', row 1: 'x' is not a date"),
+        ({"split_by": "time", "time_column": "same"}, "data.split leaves none for train"),
+    ],
+)
+def test_errors(options: dict[str, Any], message: str, way: str, tmp_path: Path) -> None:
+    gaps = [None if row == 1 else float(row) for row in range(ROWS)]
+    change = {"at": TIMES["numbers"], "gaps": gaps, "word": ["x"] * ROWS, "same": [1.5] * ROWS}
+    with pytest.raises(InputError, match=message):
+        split(tmp_path, way, change, **options)
