@@ -16,7 +16,7 @@ from mtl.training.baselines import ROWS, Model, Predict, chosen, constant, fit
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import metric_names
 from mtl.training.module import MultiTaskModule
-from mtl.types import RANKING, Batch, TaskSpec, metric_family
+from mtl.types import RANKING, TOP, Batch, TaskSpec, metric_family
 
 
 class Baselines(Callback):
@@ -73,4 +73,5 @@ class Baselines(Callback):
 
 
 def _without_ranks(task: TaskSpec) -> TaskSpec:
-    return replace(task, metrics=tuple(name for name in metric_names(task) if metric_family(name) not in RANKING))
+    metrics = tuple(name for name in metric_names(task) if metric_family(name) not in (*RANKING, *TOP))
+    return replace(task, metrics=metrics)

@@ -89,8 +89,8 @@ class TableDataModule(TensorDataModule):
     splits without a file.
 
     ``separator``: of CSV files; None: the one of comma, semicolon, tab and | that their first line has most. The
-    metrics ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such as the
-    rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is also an
+    metrics ``gauc``, ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such
+    as the rows of a user (see ``mtl.training.metrics``), and leave out rows with an empty cell. The column is also an
     input, unless ``ignore`` names it.
 
     ``relative_losses``: see ``TargetOptions``.

@@ -22,9 +22,11 @@ from mtl.objectives import OF_QUANTILES, Objective
 
 TaskKind = Literal["binary", "multiclass", "regression", "span"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
-RANKING = ("ndcg@K", "hit_rate@K", "mrr")  # metrics of binary tasks that rank the rows of each group; K as in ndcg@10
+RANKING = ("ndcg@K", "hit_rate@K", "mrr", "gauc")  # of binary tasks, rank the rows of each group; K as in ndcg@10
+TOP = ("precision@K%", "recall@K%", "lift@K%")  # of binary tasks, look at the K per cent with the highest predictions
+OF_PROBABILITIES = ("ece", "logloss", "normalised_entropy", "calibration_ratio", "base_rate")
 METRICS: dict[TaskKind, tuple[str, ...]] = {  # metrics that a task may name; mtl.training.metrics computes them
-    "binary": ("auroc", "auprc", "accuracy", "f1", "matthews", "ece", "logloss", "base_rate", *RANKING),
+    "binary": ("auroc", "auprc", "accuracy", "f1", "matthews", *OF_PROBABILITIES, *TOP, *RANKING),
     "multiclass": ("accuracy", "macro_f1", "matthews", "auroc", "ece", "logloss"),
     "regression": ("mse", "mae", "rmse", "r2", "pearson", "spearman"),
     "span": ("f1", "exact_match"),
@@ -36,7 +38,9 @@ ROW = "\0row"  # column of a table that numbers its rows from 1, for messages
 def metric_family(name: str) -> str:
     """Return the entry of ``METRICS`` that a metric belongs to: ``ndcg@K`` for ``ndcg@10``, else its own name."""
     base, at, k = name.partition("@")
-    return f"{base}@{'K' if k.isdecimal() and 0 < int(k) <= LARGEST_WHOLE else f'({k})'}" if at else name
+    number, percent = k.removesuffix("%"), "%" * k.endswith("%")
+    fits = number.isdecimal() and 0 < int(number) <= (100 if percent else LARGEST_WHOLE)
+    return f"{base}@{f'K{percent}' if fits else f'({k})'}" if at else name
 
 
 def check_metrics(where: str, kind: TaskKind, names: Sequence[str], quantiles: Sequence[float] = ()) -> None:

@@ -93,6 +93,66 @@ def log_loss(likelihood: Tensor) -> Tensor:
     return -likelihood.clamp(min=torch.finfo(torch.float64).eps).log().mean()
 
 
+def normalised_entropy(rows: Rows) -> Tensor:
+    """Return the log loss over that of the share of positive labels as a constant prediction (He et al. 2014).
+
+    Below 1 is better than the constant. It is undefined if all labels are equal.
+    """
+    share = rows.label.double().mean()
+    constant = -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))
+    return binary_log_loss(rows) / constant if constant > 0 else UNDEFINED
+
+
+def calibration_ratio(rows: Rows) -> Tensor:
+    """Return the sum of the predictions over that of the labels (He et al. 2014); above 1, predictions are too high."""
+    return rows.prediction.double().sum() / rows.label.sum() if rows.label.any() else UNDEFINED
+
+
+def binary_log_loss(rows: Rows) -> Tensor:
+    return log_loss(torch.where(rows.label == 1, rows.prediction, 1 - rows.prediction))
+
+
+def top(rows: Rows, name: str, k: int) -> Tensor:
+    """Return the metric ``name`` of the ``k`` per cent of the rows with the highest predictions, at least one row.
+
+    ``precision``: the share of positives among them. ``recall``: the share of all positives that are among them.
+    ``lift``: the precision over the share of positives in all rows. Among equal predictions, negatives come first.
+    Recall and lift are undefined without a positive.
+    """
+    count, positives = max(1, round(len(rows.label) * k / 100)), rows.label.double().sum()
+    order = rows.label.argsort(stable=True)
+    order = order[(-rows.prediction[order]).argsort(stable=True)][:count]
+    found = rows.label[order].double().sum()
+    if name == "precision":
+        return found / count
+    if not positives:
+        return UNDEFINED
+    return found / positives if name == "recall" else found / count / (positives / len(rows.label))
+
+
+def grouped_auroc(rows: Rows) -> Tensor:
+    """Return GAUC, the mean of the AUROC of each group, weighted by its number of rows (Zhou et al. 2018, section 6.2).
+
+    A group is a user, say, and its rows are the impressions. Groups whose labels are all equal, and rows with a
+    negative group number, are left out; the metric is undefined if none is left.
+    """
+    kept = rows.groups >= 0
+    label = rows.label[kept].double()
+    if not len(label):
+        return UNDEFINED
+    group = rows.groups[kept].unique(return_inverse=True)[1]  # [N], numbered from 0
+    sizes = group.bincount().double()  # [G]
+    pairs = torch.stack([group.double(), rows.prediction[kept].double()], 1)
+    _, index, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)  # by group, then by prediction
+    rank = (counts.cumsum(0) - (counts - 1) / 2)[index] - (sizes.cumsum(0) - sizes)[group]  # equal ones share the mean
+    none = torch.zeros_like(sizes)
+    positives = none.index_add(0, group, label)
+    pairs_won = none.index_add(0, group, label * rank) - positives * (positives + 1) / 2
+    both = (positives > 0) & (positives < sizes)
+    values = pairs_won / (positives * (sizes - positives))
+    return (values * sizes)[both].sum() / sizes[both].sum()
+
+
 def f1(predicted: Tensor, label: Tensor) -> Tensor:
     """Return 2 TP / (2 TP + FP + FN) for bool ``predicted [N]`` and ``label [N]``; 0 if both have no positives."""
     return 2 * (predicted & label).sum().double() / (predicted.sum() + label.sum()).clamp(min=1)
@@ -191,9 +251,13 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except the metr
         "f1": Metric(lambda rows: f1(positives(rows) == 1, rows.label == 1)),
         "matthews": Metric(lambda rows: matthews(positives(rows), rows.label)),
         "ece": Metric(lambda rows: calibration_error(rows.prediction, rows.label), False),
-        "logloss": Metric(
-            lambda rows: log_loss(torch.where(rows.label == 1, rows.prediction, 1 - rows.prediction)), False
-        ),
+        "logloss": Metric(binary_log_loss, False),
+        "normalised_entropy": Metric(normalised_entropy, False),
+        "calibration_ratio": Metric(calibration_ratio, None),
+        "precision@K%": Metric(partial(top, name="precision")),
+        "recall@K%": Metric(partial(top, name="recall")),
+        "lift@K%": Metric(partial(top, name="lift")),
+        "gauc": Metric(grouped_auroc),
         "base_rate": Metric(lambda rows: rows.label.double().mean(), None),
         "ndcg@K": Metric(partial(ranking, name="ndcg")),
         "hit_rate@K": Metric(partial(ranking, name="hit_rate")),
@@ -233,8 +297,8 @@ def metric_names(task: TaskSpec) -> tuple[str, ...]:
 
 
 def value_of(kind: TaskKind, name: str, rows: Rows) -> float:
-    """Return the metric ``name`` of ``rows``, such as ``ndcg@10``."""
-    k = name.partition("@")[2]
+    """Return the metric ``name`` of ``rows``, such as ``ndcg@10`` or ``recall@5%``."""
+    k = name.partition("@")[2].removesuffix("%")
     compute = ALL[kind][metric_family(name)].compute
     return float(compute(rows, k=int(k)) if k else compute(rows))
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,13 +20,13 @@ from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNorm
 from mtl.checks import InputError
 from mtl.objectives import OF_QUANTILES
 from mtl.training.evaluation import Evaluation
-from mtl.training.metrics import Rows, higher_is_better, ranking
+from mtl.training.metrics import Rows, auroc, higher_is_better, ranking, value_of
 from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
 from tests.losses import summed_loss
 
-RANKED = ("ndcg@2", "hit_rate@1", "mrr")
-CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *RANKED[:2]))
+NUMBERED = ("ndcg@2", "hit_rate@1", "precision@30%", "recall@30%", "lift@30%")
+CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *NUMBERED))
 GENRE = TaskSpec("genre", "multiclass", num_classes=3, metrics=METRICS["multiclass"])
 STARS = TaskSpec("stars", "regression", metrics=("pearson", *(n for n in METRICS["regression"] if n != "pearson")))
 PLAIN = TaskSpec("click", "binary", metrics=("matthews", "f1"), small=True)
@@ -53,6 +54,12 @@ EXPECTED: dict[str, tuple[float, float]] = {  # with all labels, and with some
     "click/ndcg@2": (0.8769765845238191, 0.8769765845238191),
     "click/hit_rate@1": (0.6666666666666666, 0.6666666666666666),
     "click/mrr": (0.8333333333333334, 0.8333333333333334),
+    "click/normalised_entropy": (0.5051598983295835, 0.6183945942341004),
+    "click/calibration_ratio": (0.9370765552003092, 0.9006512818359476),
+    "click/precision@30%": (1.0, 1.0),
+    "click/recall@30%": (0.5, 0.4),
+    "click/lift@30%": (1.6666666666666667, 1.6),
+    "click/gauc": (0.75, 0.5),
     "genre/accuracy": (0.6, 0.625),
     "genre/macro_f1": (0.5738095238095239, 0.6238095238095238),
     "genre/matthews": (0.40004734568283135, 0.43915503282683993),
@@ -115,9 +122,10 @@ def one_task(task: TaskSpec, prediction: Any, target: Any, **more: Any) -> tuple
     return found, evaluation.undefined(found)
 
 
+NO_POSITIVE = ("ndcg@2", "hit_rate@1", "mrr", "calibration_ratio", "recall@30%", "lift@30%")
 UNDEFINED: list[tuple[TaskSpec, Any, Any, set[str]]] = [
-    (CLICK, [0.5, -1.0], [0.0, 0.0], {"auroc", "auprc", "ndcg@2", "hit_rate@1", "mrr"}),
-    (CLICK, [0.5, -1.0], [1.0, 1.0], {"auroc"}),
+    (CLICK, [0.5, -1.0], [0.0, 0.0], {*("auroc", "auprc", "normalised_entropy", "gauc"), *NO_POSITIVE}),
+    (CLICK, [0.5, -1.0], [1.0, 1.0], {"auroc", "normalised_entropy", "gauc"}),
     (GENRE, [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]], [1, 1], {"auroc"}),
     (STARS, [1.0, 2.0], [3.0, 3.0], {"r2"}),
     (STARS, [1.0], [3.0], {"r2"}),
@@ -163,6 +171,17 @@ def test_ranking_of_torchmetrics(name: str, k: int | None, theirs: Any) -> None:
     assert ranked(name, scores.tolist(), labels.tolist(), groups.tolist(), k) == pytest.approx(float(metric.compute()))
 
 
+def test_grouped_auroc_is_the_weighted_mean_over_the_groups() -> None:
+    scores, groups = torch.randint(6, (300,)).double() / 5, torch.randint(-1, 25, (300,))  # with ties
+    labels, sums = (torch.rand(300) < 0.3).long(), np.zeros(2)
+    for group in range(25):
+        own = groups == group
+        if 0 < labels[own].sum() < own.sum():
+            sums += np.array([float(auroc(scores[own], labels[own])), 1.0]) * int(own.sum())
+    rows = Rows(scores, labels, groups=groups)
+    assert value_of("binary", "gauc", rows) == pytest.approx(sums[0] / sums[1])
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_equal_predictions_are_no_merit(order: list[int]) -> None:
     labels = [[1, 0, 0][row] for row in order]
@@ -189,9 +208,11 @@ def test_pos_weight_multiplies_the_loss_of_positives() -> None:
 
 def test_direction_of_every_metric() -> None:
     everything = {name.replace("@K", "@5") for names in [*METRICS.values(), OF_QUANTILES] for name in names}
-    lower = {"logloss", "ece", "mse", "mae", "rmse", "pinball"}
+    lower = {"logloss", "normalised_entropy", "ece", "mse", "mae", "rmse", "pinball"}
     better = {name: higher_is_better(f"val/x/{name}") for name in everything | {"loss"}}
-    assert {name for name, higher in better.items() if higher is None} == {"base_rate", "coverage"}
+    assert {name for name, higher in better.items() if higher is None} == {
+        *("base_rate", "calibration_ratio", "coverage")
+    }
     assert {name for name, higher in better.items() if higher is False} == lower | {"loss"}
     assert (higher_is_better("val/average"), higher_is_better("val/experts_per_sample")) == (True, None)
 
