@@ -89,6 +89,14 @@ def test_endings_of_new_words_are_learnt() -> None:
     assert read.importance(frame)["column"][0] == "comment"
 
 
+def test_a_run_says_once_how_long_it_will_take(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "mtl"):
+        mtl.fit(visits(), TASKS, **QUICK | {"max_epochs": 3})
+    [line] = [message for message in caplog.messages if message.startswith("time left: at most ")]
+    assert "(2 epochs of " in line
+    assert caplog.messages.index(line) < caplog.messages.index(next(m for m in caplog.messages if "epoch 1:" in m))
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_fit_equals_the_command_line(model: Any, suffix: str, tmp_path: Path) -> None:
     """The same rows in memory, in a file, and in the run of ``mtl train data=table`` give the same weights."""
