@@ -20,7 +20,8 @@ class EpochBar(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        self._bar = tqdm(total=epochs, desc="training", unit="epoch", mininterval=0.5)
+        early = " (may stop early)" if trainer.early_stopping_callbacks else ""
+        self._bar = tqdm(total=epochs, desc=f"training{early}", unit="epoch", mininterval=0.5)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         saved: Any = trainer.checkpoint_callback

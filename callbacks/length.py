@@ -38,6 +38,16 @@ def validates_within_epoch(trainer: Trainer) -> bool:
     return (trainer.current_epoch + 1) % epochs == 0 and (loop.batch_idx + 1) % every == 0
 
 
+def epochs_left(trainer: Trainer) -> float | None:
+    """Return how many epochs are left at the end of one, at most; None without a limit. An epoch has equal steps."""
+    done, left = trainer.current_epoch + 1, list[float]()
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        left.append(trainer.max_epochs - done)
+    if trainer.max_steps > 0 and trainer.global_step:
+        left.append((trainer.max_steps - trainer.global_step) * done / trainer.global_step)
+    return min(left, default=None)
+
+
 class Length:
     """Length of the phase ``what``: one of ``steps``, ``epochs`` (may be fractional) or ``fraction`` of the run."""
 

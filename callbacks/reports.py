@@ -12,11 +12,12 @@ from typing import Any
 from pytorch_lightning import Callback, Trainer
 
 from mtl.runs import channel
+from mtl.runs.results import duration
 from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
 from mtl.training.values import log_values
 
-from .length import ends_epoch
+from .length import ends_epoch, epochs_left
 from .monitored import Watcher
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class EpochReport(Callback):
         self._validated = False  # since the last epoch ended
         self._start = 0.0
         self._before = 0.0  # seconds of the current epoch before the run was stopped and resumed
+        self._told = False  # how long the run will take
 
     def logged_names(self) -> list[str]:
         """Return the names of the values that are logged at the end of an epoch."""
@@ -64,6 +66,10 @@ class EpochReport(Callback):
             shown.append(f"{float(values['val/experts_per_sample']):.3g} experts")
         shown.append(f"{self.seconds[-1]:.3g} s")
         log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, shown)))
+        left = epochs_left(trainer)
+        if left and not self._told:
+            self._told = True
+            log.info("time left: %s", time_left(self.seconds[-1], left, bool(trainer.early_stopping_callbacks)))
 
     def _follow(self, epoch: int, tasks: Sequence[str], train: Mapping[str, float], values: Mapping[str, Any]) -> None:
         """Compare the losses of each task in a validated epoch with those of its best one."""
@@ -87,6 +93,13 @@ class EpochReport(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self._before = list(state_dict["seconds"]), state_dict["elapsed"]
         self.progress, self._validated = dict(state_dict.get("progress", {})), state_dict.get("validated", False)
+
+
+def time_left(seconds: float, epochs: float, stops_early: bool) -> str:
+    """Say how long ``epochs`` of ``seconds`` take."""
+    many = f"{math.ceil(epochs)} epochs" if epochs > 1 else "1 epoch"
+    early = "; early stopping may end it sooner" if stops_early else ""
+    return f"{'at most' if early else 'about'} {duration(epochs * seconds)} ({many} of {duration(seconds)}{early})"
 
 
 def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:

@@ -67,17 +67,18 @@ class TableDataModule(TensorDataModule):
     """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
     ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``TargetOptions``, with a kind. An empty
-    cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
-    text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
-    says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
-    ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
-    frequent ones share id 0. In each training step, a random ``unknown_share`` of the known ids become the unknown id,
-    so that its embedding is trained too. Numbers are scaled to mean 0 and standard deviation 1. ``dates`` and ``lists``
-    name columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
-    ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists`` maps columns to the
-    separator of their elements, such as "|", or to a separator and a ``target``, a column of categories: the list
-    then shares the vocabulary of its target, and networks compare its elements with the target's cell. Kinds,
-    categories, means and classes come from the training rows only.
+    cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text that
+    ``texts`` does not name. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric``
+    names it; ``formats`` says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see
+    ``tables/formats.py``). Categories become ids; unknown ones, those with fewer than ``min_count`` training rows and
+    all but the ``max_categories`` most frequent ones share id 0. In each training step, a random ``unknown_share`` of
+    the known ids become the unknown id, so that its embedding is trained too. Numbers are scaled to mean 0 and standard
+    deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour and age,
+    see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists``
+    maps columns to the separator of their elements, such as "|", or to a separator and a ``target``, a column of
+    categories: the list then shares the vocabulary of its target, and networks compare its elements with the target's
+    cell. ``texts`` names columns of free text, whose words and letter groups become ids likewise, see
+    ``words_and_groups``. Kinds, categories, means and classes come from the training rows only.
 
     A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
@@ -117,6 +118,7 @@ class TableDataModule(TensorDataModule):
         numeric: Names = (),
         dates: Names = (),
         lists: Mapping[Name, str | ListOptions | None] | None = None,
+        texts: Names = (),
         max_length: Count | None = None,
         on_bad: Literal["error", "missing"] = "error",
         ignore: Names = (),
@@ -168,7 +170,7 @@ class TableDataModule(TensorDataModule):
             require(is_format(form), f"data.formats.{column}={format_value(form)}: give {ACCEPTED}")
         self.given = ColumnOptions(
             *(categorical, numeric, dates, separators, targets, min_count, max_categories, max_length, on_bad),
-            dict(formats or {}),
+            *(dict(formats or {}), texts),
         )
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self.unknown_share = unknown_share

@@ -40,8 +40,8 @@ class TableEncoder(RowEncoder):
 
     ``categorical``: the vocabulary of each categorical column. ``numeric``: the scaling of each numeric column. Both
     include the parts of dates, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
-    the vocabulary of each column of lists. ``on_bad``: with "missing", a cell that should be a number or date and is
-    not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the columns
+    the vocabulary of each column of lists or texts. ``on_bad``: with "missing", a cell that should be a number or date
+    and is not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the columns
     of which a warning has said that most cells are unknown. ``unusual``: the number of encoded cells by
     (kind, column), see ``unusual_cells``.
 
@@ -81,7 +81,8 @@ class TableEncoder(RowEncoder):
         kinds |= dict.fromkeys(self.numeric, "numeric")
         for name in self.dates:
             kinds = {column: kind for column, kind in kinds.items() if column not in part_names(name)}
-        return kinds | dict.fromkeys(self.dates, "date") | dict.fromkeys(self.elements, "list")
+        kinds |= dict.fromkeys(self.dates, "date")
+        return kinds | {name: "text" if one.separator is None else "list" for name, one in self.elements.items()}
 
     @property
     def empty(self) -> Sequence[str]:
@@ -94,7 +95,7 @@ class TableEncoder(RowEncoder):
 
     @property
     def lists(self) -> dict[str, str]:
-        return {name: elements.separator for name, elements in self.elements.items()}
+        return {name: one.separator for name, one in self.elements.items() if one.separator is not None}
 
     @property
     def unknown(self) -> dict[str, int]:
@@ -115,7 +116,7 @@ class TableEncoder(RowEncoder):
         return specs | ({NUMERIC: Numeric(len(columns), columns, edges)} if columns else {})
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
-        """Return the inputs of the rows of ``frame``: ids ``[N]``, lists ``[N, length]`` and numbers ``[N, width]``.
+        """Return the inputs of the rows of ``frame``: ids ``[N]``, lists ``[N, length]``, numbers ``[N, width]``.
 
         Categories that are unknown or rare in the training rows get id 0. An empty cell becomes a category of its own,
         the mean, or an empty list. The result for a row does not depend on other rows. Raises InputError for a missing

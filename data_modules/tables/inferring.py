@@ -22,6 +22,9 @@ from .statistics import Counts, Moments, bounds_of, edges_of
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
 Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
 MANY = 10_000  # distinct numbers or dates that are counted
+ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
+WORDS = 1 << 16  # words and letter groups of a column that have an id, the most frequent ones,
+LONGEST = 256  # and that are read from a text, if the options say nothing else
 
 
 @dataclass
@@ -45,8 +48,9 @@ class ColumnLearner:
     varies: bool = False
     missing: int = 0
     counts: Counts | None = field(default_factory=Counts)
-    elements: Counts = field(default_factory=Counts)  # list
-    longest: int = 1  # list
+    elements: Counts = field(default_factory=Counts)  # list, text
+    longest: int = 1  # list, text
+    has_text: bool = False  # text: a cell that is no number or date
     alike: Sequence[Counts] = ()  # of the columns with the same vocabulary: a target and its lists
     newest: datetime | None = None
     parts: dict[str, Counts] = field(default_factory=dict)  # of dates
@@ -68,12 +72,16 @@ class ColumnLearner:
             self.form = format_of(column, self.given, kind, lambda row: cell(frame, self.name, row, where))
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
-        if self.kind == "list":
-            lists = listed(column, self.given.lists.get(self.name, ""), self.empty)
+        if self.kind in ("list", "text"):
+            lists = listed(column, self._separator, self.empty)
             longest: Any = lists.list.len().max() or 0
             self.longest = max(self.longest, int(longest))
             self.elements.add(lists.list.unique().explode().drop_nulls())
             self.counts = None
+            if self.kind == "text" and not self.has_text:
+                cells = as_text(column)
+                bare = parse(cells).is_null() & parse_dates(cells).is_null() & cells.is_not_null()
+                self.has_text = bool(bare.any())
         elif self.kind == "date":
             self._note(dates(frame, self.name, where, self.bad and BadCells(), self.form))
         if self.kind in ("numeric", "date") and self.counts is not None and self.counts.fewest > MANY:
@@ -95,6 +103,9 @@ class ColumnLearner:
 
     def decide_kind(self, blocks: Blocks, sample: pl.Series) -> None:
         """Infer the kind, now that all values are counted, and what an outlier is, from a ``sample`` of the cells."""
+        if self.kind == "text" and self.varies and not self.has_text:
+            first = self._find(blocks, lambda cells: cells.is_not_null())
+            self.problem = f"{first} is not text, nor is any other cell of the column: take it out of data.texts"
         if self.kind is None and self.varies and self.counts is not None:
             table = self.counts.table()
             try:
@@ -121,6 +132,10 @@ class ColumnLearner:
             if len(found):
                 return cell(frame, self.name, found[0], where)
         return f"column {self.name!r}"
+
+    @property
+    def _separator(self) -> str | None:
+        return None if self.kind == "text" else self.given.lists.get(self.name, "")
 
     @property
     def used(self) -> bool:
@@ -165,11 +180,10 @@ class ColumnLearner:
             return
         if plain:
             encoder.numeric[name] = self._scaling(blocks)
-        elif self.kind == "list":
-            length = self.longest if self.given.max_length is None else min(self.longest, self.given.max_length)
-            separator = self.given.lists.get(name, "")
-            vocabulary = self._vocabulary(self.elements)
-            encoder.elements[name] = ListEncoder(vocabulary, length, separator, self.given.targets.get(name))
+        elif self.kind in ("list", "text"):
+            most = self.given.max_length or (LONGEST if self.kind == "text" else self.longest)
+            vocabulary, target = self._vocabulary(self.elements), self.given.targets.get(name)
+            encoder.elements[name] = ListEncoder(vocabulary, min(self.longest, most), self._separator, target)
         elif self.kind == "date":
             assert self.newest is not None
             encoder.dates[name] = self.newest
@@ -182,11 +196,14 @@ class ColumnLearner:
 
     def _vocabulary(self, counts: Counts) -> CategoryEncoder:
         """Return the ``max_categories`` most frequent categories of at least ``min_count`` training rows, sorted."""
+        least, most = self.given.min_count, self.given.max_categories
+        if self.kind == "text":
+            least, most = max(least, ROWS_PER_WORD), most or WORDS
         tables = [one.table() for one in self.alike or [counts]]
         texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
         sums = pl.concat(texts).group_by("value").agg(pl.col("count").sum())
-        enough = sums.filter(pl.col("count") >= self.given.min_count).sort(-pl.col("count").cast(pl.Int64), "value")
-        return CategoryEncoder(sorted(enough["value"].head(self.given.max_categories or len(enough)).to_list()))
+        enough = sums.filter(pl.col("count") >= least).sort(-pl.col("count").cast(pl.Int64), "value")
+        return CategoryEncoder(sorted(enough["value"].head(most or len(enough)).to_list()))
 
     def _scaling(self, blocks: Blocks) -> NumberEncoder:
         """Return the scaling of the measured numbers. Raises InputError, which names a cell that is too large."""

@@ -1,4 +1,4 @@
-"""Find what the columns of a table hold: categories, numbers, dates, lists, identifiers or free text."""
+"""Find what the columns of a table hold: categories, numbers, dates, lists, texts, identifiers or free text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .dates import expected_date, is_date, parse_dates
 from .formats import DATES, Fit, best, number_formats
 from .lists import is_list
 
-Kind = Literal["categorical", "numeric", "date", "list", "identifier", "free text"]
+Kind = Literal["categorical", "numeric", "date", "list", "text", "identifier", "free text"]
 OnBad = Literal["error", "missing"]
 
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
@@ -43,11 +43,13 @@ class ColumnOptions:
     A column that is named both in ``categorical`` and in ``numeric`` is both.
 
     ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``targets``: the
-    categorical column that the elements of a list are compared with, by list. ``min_count``: the number of training
-    rows that a category needs for its own id. ``max_categories``: the number of ids of a column, for its most
-    frequent categories; None: no limit. ``max_length``: the number of elements that are read from a list; None: the
-    length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be read as a number or date
-    is an error or a missing value. ``formats``: how the dates or numbers of a column are written, see ``formats.py``.
+    categorical column that the elements of a list are compared with, by list. ``texts``: the columns of free text whose
+    words and letter groups are read like the elements of a list; other free text is no input. ``min_count``: the number
+    of training rows that a category needs for its own id. ``max_categories``: the number of ids of a column, for its
+    most frequent categories; None: no limit. ``max_length``: the number of elements that are read from a list or text;
+    None: the length of the longest one in the training rows. Texts have bounds of their own too, see ``inferring.py``.
+    ``on_bad``: whether a cell that cannot be read as a number or date is an error or a missing value. ``formats``: how
+    the dates or numbers of a column are written, see ``formats.py``.
     """
 
     categorical: Collection[str] = ()
@@ -60,8 +62,9 @@ class ColumnOptions:
     max_length: int | None = None
     on_bad: OnBad = "error"
     formats: Mapping[str, str] = field(default_factory=dict)
+    texts: Collection[str] = ()
 
-    NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists")  # fields that name columns
+    NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists", "texts")  # fields that name columns
 
     @property
     def columns(self) -> list[str]:
@@ -76,6 +79,7 @@ class ColumnOptions:
             "numeric": self.numeric,
             "date": self.dates,
             "list": self.lists,
+            "text": self.texts,
         }
         for kind, names in kinds.items():
             if column.name in names:

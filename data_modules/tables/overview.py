@@ -35,13 +35,14 @@ def overview(
     """Log a table of columns and warnings; ``rows``: number of training rows; ``sample``: some of them."""
     perfect = leaks(columns, labels, sample)
     logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
-    for kind, reason in (("identifier", "nearly every value is unique"), ("free text", "free text")):
+    for kind, reason, use, option in (
+        ("identifier", "nearly every value is unique", "use a column as a category", "categorical"),
+        ("free text", "free text", "use the words", "texts"),
+    ):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
-            logger.warning(
-                "ignored: %s (%s); to use a column as a category, set 'data.categorical=[%s]'",
-                join_names(names), reason, names[0],
-            )  # fmt: skip
+            given = ",".join(names) if kind == "free text" else names[0]
+            logger.warning("ignored: %s (%s); to %s, set 'data.%s=[%s]'", join_names(names), reason, use, option, given)
     for name, tasks in perfect.items():
         logger.warning(
             "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
@@ -74,7 +75,7 @@ def table_of(
         table.add_row(
             escape(column.name),
             TAKEN.get(column.kind, column.kind) if column.used else "left out",
-            "" if column.kind == "list" else distinct,
+            "" if column.kind in ("list", "text") else distinct,
             f"{column.missing / rows:.1%}" if column.missing else "",
             examples(sample[column.name]),
             "; ".join(filter(None, why)),
@@ -106,7 +107,7 @@ def leaks(
     read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"numeric": parse, "date": parse_dates}
     found: dict[str, list[str]] = {}
     for column in columns if labels else ():
-        if not column.used or column.kind in ("list", None):
+        if not column.used or column.kind in ("list", "text", None):
             continue
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.form) if parse_cells else as_text(sample[column.name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ class SweepTable(Callback):
     """
 
     varied: dict[str, int] | None = None  # the number of values of each option; unknown in the process of a launcher
+    began = 0.0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self.began = time.monotonic()
         atexit.register(self.stopped, config)
         running = GlobalHydra.instance().hydra
         parser = OverridesParser.create(running.config_loader if running else None)  # which finds those of glob(*)
@@ -36,11 +39,15 @@ class SweepTable(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
-            words, of = list(config.hydra.overrides.task), ""
+            from mtl.runs.results import duration
+
+            words, of, done = list(config.hydra.overrides.task), "", config.hydra.job.num
             if self.varied is not None:
                 words = [word for word in words if word.partition("=")[0] in self.varied]
-                of = f" of {math.prod(self.varied.values())}"
-            log.info("job %d%s: %s", config.hydra.job.num + 1, of, " ".join(words))
+                jobs = math.prod(self.varied.values())
+                left = (time.monotonic() - self.began) * (jobs - done) / max(done, 1)
+                of = f" of {jobs}" + (f", about {duration(left)} left" if done else "")
+            log.info("job %d%s: %s", done + 1, of, " ".join(words))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):

@@ -60,10 +60,16 @@ def reproduce(
     with working(cfg, folder, cfg.show) as storage:
         if not cfg.show:
             worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
-            for wave in waves:
-                worker.work([pair for pair in wave if paper.space_of(*pair)], search=True)
-                if paper.scale.seeds:
-                    worker.work(wave)
+            steps = [
+                (pairs, search)
+                for wave in waves
+                for pairs, search in (([pair for pair in wave if paper.space_of(*pair)], True), (wave, False))
+                if worker.count(search)
+            ]
+            left = sum(len(pairs) * worker.count(search) for pairs, search in steps)
+            for pairs, search in steps:
+                left -= len(pairs) * worker.count(search)
+                worker.work(pairs, search, left)
         chosen = {(group.key, gate.key): choice(paper, group, gate, storage, folder) for group, gate in paper.pairs()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
@@ -82,9 +88,13 @@ class _Worker:
     cfg: DictConfig
     firsts: Mapping[str, DictConfig]
 
-    def work(self, pairs: Sequence[Pair], search: bool = False) -> None:
-        """Do the searches or the runs of some rows; the runs that they refer to have ended."""
-        count = self.paper.scale.n_trials if search else self.paper.scale.seeds or 0
+    def count(self, search: bool) -> int:
+        """Return the number of runs of a row, or of its search."""
+        return self.paper.scale.n_trials if search else self.paper.scale.seeds or 0
+
+    def work(self, pairs: Sequence[Pair], search: bool, later: int) -> None:
+        """Do the searches or the runs of some rows; the runs that they refer to have ended. ``later``: see ``work``."""
+        count = self.count(search)
         studies: list[tuple[Definition, str]] = []
         for group, gate in pairs:
             sources = {
@@ -95,7 +105,7 @@ class _Worker:
             if sources:
                 self._rank(found, count, first)
             studies.append((found, str(first.monitor)))
-        run_trials(studies, count, self.cfg, self.storage, self.launch)
+        run_trials(studies, count, self.cfg, self.storage, self.launch, later)
 
     def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:
         """Return the study of a row's search, or of its runs with the words that the search has chosen."""

@@ -14,6 +14,7 @@ from mtl.files.tables import bullets
 from mtl.files.writing import write_text
 from mtl.report.page import Section, html, linked, write_page
 from mtl.report.runs import Results, Runs, command, read_results
+from mtl.runs.results import duration
 
 CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
 _MOST = 3  # different commands, versions or data that are listed
@@ -83,10 +84,9 @@ def _budget(results: Sequence[Results]) -> str:
     epochs = [int(each.epochs) for each in results if each.epochs]
     if not epochs:
         return ""
-    minutes = sum((each.epochs or 0) * (each.seconds_per_epoch or 0) for each in results) / 60
+    seconds = sum((each.epochs or 0) * (each.seconds_per_epoch or 0) for each in results)
     span = f"{min(epochs)}" if min(epochs) == max(epochs) else f"{min(epochs)} to {max(epochs)}"
-    spent = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{minutes:.1f} minutes"
-    return f"{span} epochs a run, {spent} of training in all."
+    return f"{span} epochs a run, {duration(seconds)} of training in all."
 
 
 def _data(results: Results, name: str) -> str:

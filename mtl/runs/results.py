@@ -115,6 +115,14 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in its natural unit: 7.5 seconds, 12 minutes, 3.4 hours."""
+    for unit, size, least in (("hours", 3600, 120 * 60), ("minutes", 60, 100)):
+        if seconds >= least:
+            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.2g} seconds"
+
+
 def print_results(
     record: Mapping[str, Any], folder: Path, advice: Sequence[str] = (), further: Sequence[str] = ()
 ) -> None:

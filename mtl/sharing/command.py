@@ -49,21 +49,23 @@ def share(
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     launch = launcher(folder)
 
-    def run(chosen: Sequence[Setting], seeds: int) -> None:
+    def run(chosen: Sequence[Setting], seeds: int, later: int | None = 0) -> None:
         if not options.show:
-            run_trials([(setting.definition, monitor) for setting in chosen], seeds, cfg, storage, launch)
+            run_trials([(setting.definition, monitor) for setting in chosen], seeds, cfg, storage, launch, later)
 
     with working(cfg, folder, options.show) as storage:
         seeds, rounds = options.seeds, None
         for known in (1, min(LEAST, seeds)) if options.budget else ():  # again, since first runs are often slower
-            run(base, known)
+            run(base, known, later=None)
             seeds, rounds = _within(options, found.settings, storage, known)
         found.seeds = range(options.seed, options.seed + seeds)
-        run(base, seeds)
+        grouped = seeds * (len(tasks) > 2)  # runs in groups, unless all tasks will share, or none
+        paired = seeds * len(rounds_of_pairs(found.affinity())[:rounds]) * options.pairs
+        run(base, seeds, paired + grouped)
         found.gains = found.affinity()
         if chosen := rounds_of_pairs(found.gains)[:rounds] if options.pairs else []:
             found.pairs = {f"pairs {number}": found.of_groups(each, "pairs") for number, each in enumerate(chosen, 1)}
-            run(list(found.pairs.values()), seeds)
+            run(list(found.pairs.values()), seeds, grouped)
             found.gains = np.full((len(tasks), len(tasks)), np.nan)
             for each in found.gains_over_alone(found.pairs):
                 gain = each.mean if math.isfinite(each.mean) else math.nan

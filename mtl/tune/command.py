@@ -88,10 +88,14 @@ def run_trials(
     cfg: DictConfig,
     storage: BaseStorage,
     launch: Launch,
+    later: int | None = 0,
 ) -> None:
-    """Run ``n_trials`` trials of each study, given with the metric to monitor; ``cfg`` has the options of workers."""
+    """Run ``n_trials`` trials of each study, given with the metric to monitor; ``cfg`` has the options of workers.
+
+    ``later``: see ``work``.
+    """
     queues = [Queue(each, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for each, monitor in found]
-    work(queues, launch, cfg.max_failures, say)
+    work(queues, launch, cfg.max_failures, say, later)
 
 
 def say(text: str) -> None:

@@ -135,6 +135,10 @@ class Queue:
         """Return whether all ``n_trials`` trials have ended."""
         return sum(trial.state.is_finished() for trial in self.trials()[: self.n_trials]) == self.n_trials
 
+    def running(self) -> int:
+        """Return how many trials a worker runs now."""
+        return sum(trial.state == TrialState.RUNNING and not self._is_stale(trial) for trial in self.trials())
+
     def finish(self, number: int, outcome: Outcome) -> None:
         """Store how trial ``number`` ended, unless another worker has done so."""
         state = TrialState.PRUNED if outcome.pruned else TrialState.COMPLETE

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
-from optuna.trial import Trial
+from optuna.trial import Trial, TrialState
 
 from mtl.checks import InputError
+from mtl.runs.results import duration
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Queue
 from mtl.tune.space import short
 
 
-def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:
+def work(
+    queues: Sequence[Queue],
+    launch: Launch,
+    max_failures: int | None,
+    say: Callable[[str], None],
+    later: int | None = 0,
+) -> None:
     """Run trials of ``queues`` until all have ended, always from the queue with the fewest trials.
 
     All queues then have about equally many trials if the work is interrupted. Waits while other workers run the last
     trials, since one of them might be killed. Raises InputError after ``max_failures`` failed trials in a row.
+
+    ``later``: the number of runs that follow these, which count for the time left; None: unknown, so no time is said.
     """
     failures, waiting = 0, False
     while not all(queue.finished() for queue in queues):
@@ -29,7 +39,7 @@ def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say:
             waiting = True
             time.sleep(min(queue.heartbeat for queue in queues))
             continue
-        waiting, error = False, _one(*taken, launch, say)
+        waiting, error = False, _one(*taken, launch, say, lambda: "" if later is None else _left(queues, later))
         failures = failures + 1 if error else 0
         if max_failures and failures >= max_failures:
             raise InputError(
@@ -38,8 +48,11 @@ def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say:
             )
 
 
-def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None]) -> str:
-    """Run one trial and, if it ended, store its outcome; return its error, "" if there is none."""
+def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None], left: Callable[[], str]) -> str:
+    """Run one trial and, if it ended, store its outcome; return its error, "" if there is none.
+
+    ``left`` returns the end of the last line.
+    """
     began, name = time.monotonic(), f"{queue.definition.name} trial {trial.number}"
     again = " again" if trial.user_attrs["starts"] > 1 else ""
     say(f"{name}{again}" + (f": {short(trial.params)}" if trial.params else ""))
@@ -56,7 +69,7 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None])
         return ""
     queue.finish(trial.number, outcome)
     result = (outcome.error and f"failed: {outcome.error}") or ("pruned" if outcome.pruned else f"{outcome.value:.6g}")
-    say(f"{name}: {result} ({time.monotonic() - began:.0f} s){_best(queue)}")
+    say(f"{name}: {result} ({time.monotonic() - began:.0f} s){_best(queue)}{left()}")
     return outcome.error
 
 
@@ -68,3 +81,17 @@ def _best(queue: Queue) -> str:
         return ""
     done = sum(trial.state.is_finished() for trial in queue.trials())
     return f"; {done} of {queue.n_trials} done, best {best.value:.6g} (trial {best.number})"
+
+
+def _left(queues: Sequence[Queue], later: int) -> str:
+    """Return how long the runs take that are left, as the end of a line; "" if there are none, or none has succeeded.
+
+    They are assumed to take as long as those that have ended, on average, and to be shared by all workers.
+    """
+    ended = [trial for queue in queues for trial in queue.trials()[: queue.n_trials] if trial.state.is_finished()]
+    seconds = [trial.user_attrs.get("seconds", 0.0) for trial in ended if trial.state != TrialState.FAIL]
+    runs = sum(queue.n_trials for queue in queues) - len(ended) + later
+    if not runs or not seconds:
+        return ""
+    workers = 1 + sum(queue.running() for queue in queues)
+    return f"; about {duration(runs * fmean(seconds) / workers)} left ({runs} run{'s' * (runs > 1)})"

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from mtl.checkpoints.files import read
@@ -98,7 +100,9 @@ def write_importance(
     network = model_of(checkpoint, cfg, "cpu").network
     require(isinstance(network, Transformer), f"{path}: importance is defined for network=transformer")
     assert isinstance(network, Transformer)
-    scores = importance(network, {task.name: task for task in network.tasks}, data.val_dataloader())
+    console, batches = Console(stderr=True), data.val_dataloader()
+    shown = track(batches, file.name, len(batches), console=console, transient=True, disable=not console.is_terminal)
+    scores = importance(network, {task.name: task for task in network.tasks}, shown)
     with writing(file) as opened:
         torch.save({"importance": scores.cpu()}, opened)
     return scores.shape[0], scores.shape[1]

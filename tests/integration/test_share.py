@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,8 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "All runs have the same split" in text
     printed = capsys.readouterr().out
     assert "recommended: " in printed
+    left = [int(runs) for runs in re.findall(r"left \((\d+) run", printed)]
+    assert left[:12] == [*range(13, 1, -1)]  # also those of pairs and groups
     assert "All runs have the same split" in printed
     again = answered(tmp_path, ["pairs=true", "gates=[softmax]", "show=true"])
     assert again == found

@@ -1,4 +1,4 @@
-"""A run on a table with dates, lists, free text and a bad number: trained, resumed, tested, served and exported."""
+"""A run on a table with dates, lists, a text and a bad number: trained, resumed, tested, served and exported."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ROWS = 300
 WORDS = [
     "data.tasks={click: {column: clicked, kind: binary}, minutes: {kind: regression}}",
     'data.lists={tags: "|", been: {separator: "|", target: city}}',
+    "data.texts=[comment]",
     "bottom=cross",
     "data.on_bad=missing",
     "gate=topk",
@@ -36,7 +37,9 @@ def table() -> pl.DataFrame:
         signup=pl.when(number == 7).then(pl.lit("soon")).otherwise(stamp.dt.to_string("%Y-%m-%d %H:%M")),
         tags=tags,
         been=been,
-        comment=pl.format("visit number {} was very nice", number),
+        comment=pl.format(
+            "Visit number {} was {}nice!", number, pl.when(number % 3 > 0).then(pl.lit("NOT ")).otherwise(pl.lit(""))
+        ),
         age=pl.when(number == 4).then(pl.lit("old")).otherwise(pl.col("age").cast(pl.String)),
     )
 

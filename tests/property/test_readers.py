@@ -46,6 +46,7 @@ CELLS: dict[str, st.SearchStrategy[Any]] = {
     "date": days,
     "time": times,
     "zoned": times.map(lambda time: time.replace(tzinfo=ZONE)),
+    "comment": st.sampled_from(["Very good!", "Très bon, 3 jours après", "not nice\tat all", "no", "5.0", "GOOD"]),
     "list": st.lists(st.sampled_from(["a", "b", "c"]), max_size=3),
 }
 
@@ -122,7 +123,8 @@ def learnt(table: Table, reader: str, categorical: list[str], folder: Path) -> T
         path.write_bytes(read.getvalue())
     elif reader == "parquet":
         read.write_parquet(path)
-    data = TableDataModule(path, {"label": "binary"}, categorical=categorical, batch_size=8)
+    texts = [name for name in table if name.startswith("comment")]
+    data = TableDataModule(path, {"label": "binary"}, categorical=categorical, texts=texts, batch_size=8)
     if reader not in FILES:
         data.frames = {"train": read}
     data.setup()

@@ -76,6 +76,27 @@ def model() -> Any:
     return mtl.fit(visits(), TASKS, **QUICK)
 
 
+def test_endings_of_new_words_are_learnt() -> None:
+    """No word occurs twice; only their last letters tell the label."""
+    draw, rows = np.random.default_rng(0), 1_000
+    labels, stems = draw.integers(0, 2, rows), draw.integers(10**4, 10**5, (rows, 4))
+    texts = [f"{a} {b} {c}{'ing' if y else 'ed'} {d}" for (a, b, c, d), y in zip(stems, labels, strict=True)]
+    frame = pl.DataFrame({"comment": texts, "noise": draw.normal(size=rows), "y": labels})
+    options = QUICK | {"max_epochs": 10, "lr": 0.03}
+    without, read = (mtl.fit(frame, {"y": "binary"}, texts=names, **options) for names in ([], ["comment"]))
+    assert without.metrics["y/auroc"] < 0.7
+    assert read.metrics["y/auroc"] > 0.95
+    assert read.importance(frame)["column"][0] == "comment"
+
+
+def test_a_run_says_once_how_long_it_will_take(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "mtl"):
+        mtl.fit(visits(), TASKS, **QUICK | {"max_epochs": 3})
+    [line] = [message for message in caplog.messages if message.startswith("time left: at most ")]
+    assert "(2 epochs of " in line
+    assert caplog.messages.index(line) < caplog.messages.index(next(m for m in caplog.messages if "epoch 1:" in m))
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_fit_equals_the_command_line(model: Any, suffix: str, tmp_path: Path) -> None:
     """The same rows in memory, in a file, and in the run of ``mtl train data=table`` give the same weights."""

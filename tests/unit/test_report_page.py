@@ -117,7 +117,7 @@ def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
     (folders[2] / "results.json").unlink()
     assert heading(folders) == [
         "Runs: 2 of 3 finished, 2026-01-01 10:20 to 2026-01-02 10:20.",
-        "Budget: 10 to 20 epochs a run, 30.0 minutes of training in all.",
+        "Budget: 10 to 20 epochs a run, 30 minutes of training in all.",
         "Data: unnamed (visits.csv), rows: 1,000 train, 50 val",
         "Code: mtl 0.1, commit 0123456789ab with local changes",
         "Command: mtl train",

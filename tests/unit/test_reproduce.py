@@ -106,7 +106,11 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert re.sub(r"!\[.+\n\n?", "", page).strip().replace("mine.csv", "runs.csv") == markdown.strip()
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
     assert table.filter(setting="gate <a>")["mean mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
-    assert "a beats c." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "a beats c." in said
+    assert re.findall(r"left \((\d+) run", said) == [
+        str(left) for left in range(14, 0, -1)
+    ]  # also those of later waves
 
     again = [*FILE["claims"], FILE["claims"][0] | {"text": "Fewer trials.", "times": 2.0}]
     reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again[:2])

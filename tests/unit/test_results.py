@@ -125,11 +125,13 @@ def test_each_job_is_announced_with_what_varies(
     config.hydra.overrides.task = ["gate=comet,topk", "seed=range(1,4)", "data=x", "trainer=glob(fsdp*)"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         table.on_multirun_start(config)
+    table.began -= 10  # seconds for two jobs
     config.hydra.job, config.hydra.overrides.task = {"num": 2}, ["gate=topk", "seed=1", "data=x", "trainer=fsdp"]
     table.on_job_start(config)
     SweepTable().on_job_start(config)  # in the process of a launcher, which has its own words only
     every = "gate=topk seed=1 data=x trainer=fsdp"
-    assert caplog.messages == ["job 3 of 12: gate=topk seed=1 trainer=fsdp", f"job 3: {every}"]
+    left = "job 3 of 12, about 50 seconds left: gate=topk seed=1 trainer=fsdp"
+    assert caplog.messages == [left, f"job 3: {every}"]
 
 
 def test_table_grows_with_each_job_and_is_printed_at_the_end(

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.length import Length, took_step
+from mtl.callbacks.length import Length, epochs_left, took_step
 from mtl.callbacks.lr_schedule import LearningRate, PlateauRate
 from mtl.callbacks.monitored import MonitorCheck
+from mtl.callbacks.reports import time_left
 from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 
 from mtl.checks import InputError
@@ -96,6 +97,18 @@ def test_resumed_rates() -> None:
     rates_at(make(), run)
     again.optimizers[0].load_state_dict(run.optimizers[0].state_dict())
     assert rates_at(make(), again) == pytest.approx([0.1 * factor, 0.4 * factor])
+
+
+def test_the_time_left_is_that_of_the_epochs_left() -> None:
+    run = SimpleNamespace(max_epochs=100, max_steps=-1, current_epoch=0, global_step=30)
+    assert epochs_left(run) == 99
+    run.max_steps, run.current_epoch = 75, 1  # 15 steps an epoch
+    assert epochs_left(run) == 3
+    run.max_steps, run.max_epochs = -1, -1
+    assert epochs_left(run) is None
+    assert time_left(7.0, 99, True) == "at most 12 minutes (99 epochs of 7 seconds; early stopping may end it sooner)"
+    assert time_left(0.25, 1, False) == "about 0.25 seconds (1 epoch of 0.25 seconds)"
+    assert time_left(130.0, 99.5, False) == "about 3.6 hours (100 epochs of 2.2 minutes)"
 
 
 def test_lengths_count_optimiser_steps() -> None:

@@ -22,6 +22,7 @@ from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
+from mtl.data_modules.tables.lists import words_and_groups
 from mtl.data_modules.tables.row_source import Block
 from mtl.data_modules.tables.statistics import Moments
 
@@ -135,6 +136,8 @@ COLUMNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
     "dates given as categories": (DATES["iso"], {"categorical": ["at"]}, {"at": Categorical(41)}),
     "days": ([day.date() for day in DAYS], {}, {name: kind for name, kind in AT.items() if name != "at hour"}),
     "free text": (COMMENTS, {}, None),
+    "read free text": (COMMENTS, {"texts": ["c"]}, {"c": Bag(37, 33)}),
+    "short free text": (COMMENTS, {"texts": ["c"], "max_length": 4, "max_categories": 3}, {"c": Bag(5, 4)}),
     "names": ([f"Ann Mary Smith {i}" if i % 9 == 0 else f"Bo Lee{i}" for i in range(40)], {}, None),
     "titles": ([f"The Lord of the Rings, part {i % 8}" for i in range(40)], {}, {"c": Categorical(9)}),
     "lists of numbers": (TAGS, {}, {"c": Bag(42, 3)}),
@@ -274,6 +277,24 @@ def test_elements_of_lists(form: str, tmp_path: Path) -> None:
         assert encoder.encode(rows, "rows")["genres"].tolist() == [[4, 1, 0], [5, 5, 5], [0, 0, 0]]
 
 
+def test_words_and_letter_groups_of_texts(tmp_path: Path) -> None:
+    texts = pl.Series(["So good", "à BAS!\ta", "!!", None, "no no"])
+    assert words_and_groups(texts).to_list() == [
+        ["<so>", "<good>", "<so", "ood", "so>", "<go", "od>", "goo"],
+        ["<à>", "<bas>", "<a>", "<ba", "bas", "as>"],
+        [],
+        None,
+        ["<no>", "<no", "no>"],
+    ]
+    rows = pl.DataFrame({"c": ["no way", "No, Noah", "a way", ""] * 10})
+    data = served(rows, tmp_path, "csv", texts=["c"])
+    vocabulary = data.row_encoder.elements["c"].vocabulary.values
+    found = again(data).encode(pl.DataFrame({"c": ["NO?", "zz", None]}), "rows")["c"]
+    assert [[vocabulary[id - 2] for id in row if id > 1] for row in found.tolist()] == [["<no>", "<no", "no>"], [], []]
+    assert found[1].tolist()[:3] == [1, 1, 1]  # unknown: <zz>, <zz and zz>
+    assert not found[2].any()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_list_and_its_target_have_one_vocabulary(way: str, tmp_path: Path) -> None:
     seen = pl.Series([["7", "3"], [], ["5", "5", "3"], []] * 10)
@@ -396,6 +417,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Return the same table, streamed and in memory."""
     folder = tmp_path_factory.mktemp("both")
     options: dict[str, Any] = {"split_column": "part", "group_column": "user", "min_count": 3, "batch_size": 32}
+    options["texts"] = ["note"]
     whole = write(many(), folder / "whole.parquet")
     return made(parts(many(), folder / "rows"), "streamed", TASKS, **options), made(whole, "parquet", TASKS, **options)
 

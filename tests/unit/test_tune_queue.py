@@ -114,6 +114,26 @@ def test_a_study_has_as_many_trials_as_asked_and_takes_more_later(journal: str) 
     assert states(more) == ["COMPLETE"] * 5
 
 
+def test_the_time_left_is_that_of_all_runs_by_all_workers(journal: str) -> None:
+    one, other, said = worker(journal, 4), worker(journal, 4), list[str]()
+
+    def launch(queue: Queue, trial: Trial) -> Outcome:
+        queue.set(trial.number, "seconds", 600.0)
+        if trial.number == 1:
+            other.take()
+        elif trial.number == 3:
+            other.set(2, "seconds", 600.0)
+            other.finish(2, Outcome(value=1.0))
+        return Outcome(error="no memory") if trial.number == 0 else objective(queue, trial)
+
+    work([one], launch, None, said.append, later=2)
+    ends = [line.partition("; about ")[2] for line in said if " s)" in line]
+    assert ends == ["", "20 minutes left (4 runs)", "20 minutes left (2 runs)"]
+    more = worker(journal, 5)
+    work([more], launch, None, said.append, later=None)  # what follows is not known
+    assert "left" not in said[-1]
+
+
 def test_random_search_depends_on_the_number_of_the_trial_alone(journal: str, tmp_path: Path) -> None:
     whole = worker(f"journal:{tmp_path}/whole.log", 4)
     run(whole)
