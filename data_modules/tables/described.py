@@ -15,7 +15,7 @@ from mtl.files.literals import escaped
 
 from .encoder import check_columns
 from .inferring import ColumnLearner
-from .kinds import ColumnOptions
+from .kinds import ColumnOptions, is_named
 from .labels import TargetOptions
 from .learning import infer
 from .overview import overview
@@ -56,7 +56,24 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     for column in found:
         if column.problem:
             logger.warning("%s", column.problem)
+    for advice in split_advice(found, rows):
+        logger.info("%s", advice)
     return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
+
+
+def split_advice(columns: Sequence[ColumnLearner], rows: int) -> list[str]:
+    """Return how to split rows that have dates or that belong to users: random rows would be like the training rows."""
+    found = []
+    dates = [column.name for column in columns if column.used and column.kind == "date"]
+    if dates:
+        words = f"data.split_by=time 'data.time_column={dates[0]}'"
+        found.append(f"rows have dates: to test on later rows than those of the training, set {words}")
+    owners = [one for one in columns if one.used and one.kind == "categorical" and is_named(one.name) and one.counts]
+    if owners:
+        each = rows / max(1, len(owners[0].counts.table()))
+        words = f"data.split_by=group 'data.group_column={owners[0].name}'"
+        found.append(f"{owners[0].name} has {each:.1f} rows each: to test on new ones, set {words}")
+    return found
 
 
 def task_kind(column: ColumnLearner) -> str | None:

@@ -33,6 +33,22 @@ def written(file: str) -> dict[str, Any]:
     return options
 
 
+def test_a_split_by_time_or_by_user_is_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pl.DataFrame({"user": [row % 40 for row in range(400)], "x": np.arange(400) / 7, "y": [0, 1, 1, 0] * 100})
+    frame.write_csv("plain.csv")
+    out = columns(capsys, "plain.csv", "y")
+    assert "user has 10.0 rows each: to test on new ones, set data.split_by=group 'data.group_column=user'" in out
+    assert "dates" not in out
+    dated = frame.drop("user").with_columns(day=pl.date(2026, 1, 1) + pl.duration(days=pl.int_range(400)))
+    dated.write_csv("dated.csv")
+    out = columns(capsys, "dated.csv", "y")
+    assert "later rows than those of the training, set data.split_by=time 'data.time_column=day'" in out
+    assert "split_by=group" not in out
+
+
 def test_options_teach_what_is_inferred(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
