@@ -68,8 +68,8 @@ def split_advice(columns: Sequence[ColumnLearner], rows: int) -> list[str]:
     if dates:
         words = f"data.split_by=time 'data.time_column={dates[0]}'"
         found.append(f"rows have dates: to test on later rows than those of the training, set {words}")
-    owners = [one for one in columns if one.used and one.kind == "categorical" and is_named(one.name) and one.counts]
-    if owners:
+    owners = [one for one in columns if one.used and one.kind == "categorical" and is_named(one.name)]
+    if owners and owners[0].counts is not None:
         each = rows / max(1, len(owners[0].counts.table()))
         words = f"data.split_by=group 'data.group_column={owners[0].name}'"
         found.append(f"{owners[0].name} has {each:.1f} rows each: to test on new ones, set {words}")
