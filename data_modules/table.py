@@ -41,7 +41,7 @@ from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import ACCEPTED, is_format
 from .tables.kinds import ColumnOptions
-from .tables.labels import HEAVIEST, TargetOptions
+from .tables.labels import HEAVIEST, TargetOptions, where_positive
 from .tables.learning import learn
 from .tables.row_source import NULL_VALUES, RowSource
 
@@ -363,7 +363,8 @@ class TableDataModule(TensorDataModule):
         assert self.row_encoder is not None
         pairs = zip(self.labels, tasks, strict=True)
         targets = {task.name: task.targets(known, frame, where) for task, known in pairs}
-        return chained(self.labels, targets, self.row_encoder.filled_after, frame, where)
+        targets = chained(self.labels, targets, self.row_encoder.filled_after, frame, where)
+        return where_positive(self.labels, targets)
 
     def groups(self, frame: pl.DataFrame) -> Tensor | None:
         """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import polars as pl
@@ -86,12 +86,15 @@ class LabelRules(StrictModel):
 class LabelOptions(LabelRules):
     """The options of a task's labels; ``column`` is by default the column with the task's name.
 
-    ``weight_column``: as for the whole table, for this task alone. ``after``: see ``TaskSpec``.
+    ``weight_column``: as for the whole table, for this task alone. ``after``: see ``TaskSpec``. ``where``: a binary
+    task; labels of rows in which it is not positive, or has no label, do not count in training, validation and test.
+    Classes, and the mean and the standard deviation of a regression, are still those of the whole column.
     """
 
     column: Name | int | None = None
     weight_column: Name | None = None
     after: Name | None = None
+    where: Name | None = None
 
 
 class TargetOptions(LabelOptions):
@@ -114,6 +117,12 @@ class TargetOptions(LabelOptions):
         options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
         found = [TargetOptions.of(name, given) for name, given in options.items()]
         check_chains(found, "data.tasks.")
+        binary = [task.name for task in found if task.kind == "binary"]
+        for task in found:
+            here, others = f"data.tasks.{task.name}: where={task.where}", [one for one in binary if one != task.name]
+            there = f"name another binary task; there are {join_names(others) or 'none'}"
+            require(task.where is None or task.where in others, f"{here}: {there}")
+            require(task.where is None or task.after is None, f"{here}: a task has where or after, not both")
         return found
 
     @staticmethod
@@ -281,6 +290,16 @@ class TargetOptions(LabelOptions):
                 "Split the rows in another way, or empty these cells"
             )
         return ids.masked_fill(~filled, MISSING_CLASS)
+
+
+def where_positive(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``targets`` by task, ``[N]`` each, without the labels that do not count, see ``LabelOptions.where``."""
+    found = dict(targets)
+    for task in tasks:
+        if task.where is not None:
+            missing = MISSING_CLASS if task.kind == "multiclass" else math.nan
+            found[task.name] = targets[task.name].masked_fill(targets[task.where] != 1, missing)
+    return found
 
 
 def _cell_text(value: Cell) -> str:

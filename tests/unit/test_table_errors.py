@@ -158,6 +158,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
         'class_weights: "9": the labels of .* are "0',
     ),
     ({"tasks": {"y": {"kind": "binary", "metrics": ["ndcg@5"]}}}, "ndcg@5 ranks the rows of each group; name its col"),
+    ({"tasks": {"y": {"kind": "binary", "where": "y"}}}, "y: where=y: name another binary task; there are none"),
     ({"split": [0.9, 0.1, 0]}, "data.split="),
     ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
     ({"split_column": "city", "test_path": "x.csv"}, "one or the other"),

@@ -28,7 +28,7 @@ from mtl.data_modules.tables.statistics import Moments
 
 from mtl.checks import InputError
 from mtl.training.losses import summed_losses
-from mtl.types import Bag, Batch, Categorical, Numeric
+from mtl.types import MISSING_CLASS, Bag, Batch, Categorical, Numeric
 from tests.loaded import loaded
 
 WAYS = ("csv", "streamed")
@@ -651,6 +651,18 @@ def test_labels(way: str, tmp_path: Path) -> None:
     assert val[0] == -1  # of None, ann, cat, ann
     assert val[1] == val[3] != val[2]
     assert "user" in groups.spec.inputs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_labels_count_where_another_task_is_positive(way: str, tmp_path: Path) -> None:
+    tasks = {"click": BINARY, "genre": CLASSES | {"where": "click"}, "stars": REGRESSION | {"where": "click"}}
+    all_tasks = {name: {key: value for key, value in task.items() if key != "where"} for name, task in tasks.items()}
+    rows, every = (rows_of(labelled(tmp_path, way, some)) for some in (tasks, all_tasks))
+    clicked = every.targets["click"] == 1  # not NaN either
+    assert 0 < clicked.sum() < len(clicked)
+    assert torch.equal(rows.targets["genre"], every.targets["genre"].masked_fill(~clicked, MISSING_CLASS))
+    stars = every.targets["stars"].masked_fill(~clicked, math.nan)
+    torch.testing.assert_close(rows.targets["stars"], stars, rtol=0, atol=0, equal_nan=True)
 
 
 def test_weights_of_rows(tmp_path: Path) -> None:
