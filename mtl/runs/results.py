@@ -141,11 +141,9 @@ def print_results(
     known = any(name.startswith("expert_share/") for name in test)
     if known and len(set(record.get("task_groups", {}).values())) > 1:
         console.print(_sharing(record))
-    experts = test.get("experts_per_sample")
-    used = "" if experts is None else f"{experts:.3g} experts per sample, "
     timing = "" if record["seconds_per_epoch"] is None else f" of {record['seconds_per_epoch']:.2g} s"
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
-    console.print(f"{epochs}{timing}, {used}{record['parameters']:,} parameters, seed {record['seed']}")
+    console.print(f"{epochs}{timing}, {_experts(test)}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"{folder}/", soft_wrap=True)
     console.print(f"  {RESULTS:<12}  all numbers of the test", style="dim")
     if any(folder.glob("routing/*.png")):
@@ -156,6 +154,16 @@ def print_results(
         console.print("next:")
     for command in further:
         console.print(f"  {command}", soft_wrap=True)
+
+
+def _experts(test: Mapping[str, Any]) -> str:
+    """Return how many experts a task uses, of how many if that is known; nothing without a single mixture."""
+    used = test.get("experts_per_sample")
+    if used is None:
+        return ""
+    known = {name.rpartition("/")[2] for name in test if name.startswith("expert_share/")}
+    of, mean = f" of {len(known)}" if known else "", "" if used == round(used) else " on average"
+    return f"each task uses {used:.3g}{of} experts{mean}, "
 
 
 def _tasks(record: Mapping[str, Any]) -> Table | str:

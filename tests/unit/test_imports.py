@@ -193,6 +193,7 @@ def test_config_files_open_with_purpose_and_example() -> None:
         assert first.startswith("# "), path
         assert "Example: " in first, path
         assert not [name for name, value, _ in options(path) if value.startswith("#")], path  # in the help
+    assert all(comment for name, _, comment in options(ROOT / "conf" / "train.yaml"))
 
 
 @pytest.mark.parametrize(

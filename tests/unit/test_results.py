@@ -53,9 +53,12 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     lines = printed(RECORD, tmp_path, capsys).splitlines()
     assert lines[1] == "comet: test loss 0.5000 (best.ckpt)"
     assert [lines[2].split(), lines[4].split()] == [["task", "metric", "network"], ["click", "auroc", "-"]]
-    assert "1 epoch of 1.3 s, 2 experts per sample, 840,574 parameters, seed 3" in lines
+    assert "1 epoch of 1.3 s, each task uses 2 experts, 840,574 parameters, seed 3" in lines
     assert f"{tmp_path}/" in lines
     assert not any("flops" in line for line in lines)
+    shares = {f"expert_share/click/{number}": 0.125 for number in range(8)} | {"experts_per_sample": 1.76}
+    text = printed(RECORD | {"test": RECORD["test"] | shares}, tmp_path, capsys)
+    assert "each task uses 1.76 of 8 experts on average" in text.replace("\n", " ")
     mains, test = {"[/b]": "auroc"}, {"loss": 0.5, "[/b]/auroc": 0.6}
     assert "[/b]   auroc     0.6000" in printed(
         RECORD | {"label": "[x]", "main_metrics": mains, "test": test}, tmp_path, capsys
