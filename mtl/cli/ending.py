@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtl.cli.compose import CONF
 from mtl.runs import commands
-from mtl.runs.commands import key_of, program, quoted
+from mtl.runs.commands import config_dirs, key_of, near, program, quoted
 from mtl.use.predict import SUFFIXES
 
 KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")  # sections whose words a study takes over
@@ -24,12 +24,12 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
     files = data.source_files() if hasattr(data, "training_sample") else {}
     rows, found = files.get("data.test_path", files.get("data.path")), []
     if rows is not None and rows.is_file() and rows.name.endswith(SUFFIXES):
-        found.append([*program("predict"), str(folder), str(rows)])
-    found.append([*program("report"), str(folder)])
+        found.append([*program("predict"), near(folder), near(rows)])
+    found.append([*program("report"), near(folder)])
     if "data.path" in files:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
-        flags = [word for path in commands.LINE.folders() for word in ("--config-dir", path)]
+        flags = config_dirs(commands.LINE.searched)
         words = [word for word in commands.LINE.words if key_of(word).startswith(KEPT)]
         searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
         name = f"name={quoted(files['data.path'].name.split('.')[0])}"  # a study of each table

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import Any, NoReturn
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from typing import NoReturn
 
 from mtl.checks import InputError, format_value, require
-from mtl.runs.commands import Line, key_of
+from mtl.runs.commands import Line, without
 
 
 class _Parser(ArgumentParser):
@@ -36,17 +34,9 @@ def read_line(arguments: Sequence[str], name: str = "train") -> Line:
     for folder in found.config_dir:
         require("://" in folder or os.path.isdir(folder), f"--config-dir {format_value(folder)}: no such folder")
     searched = [path if "://" in path else f"file://{os.path.abspath(path)}" for path in found.config_dir]
-    words, paths = _without(words, "hydra.searchpath")
+    words, paths = without(words, "hydra.searchpath")
     if found.trust:
-        words, trust = _without(words, "trust")
+        words, trust = without(words, "trust")
         words.append(f"trust=[{','.join([*trust, *found.trust])}]")
     flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
     return Line(given=arguments, words=words, searched=[*searched, *paths], **flags)
-
-
-def _without(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
-    """Return the ``words`` that do not set ``option``, and the list that the last of the others sets it to."""
-    own = [word for word in words if key_of(word) == option]
-    value: Any = OverridesParser.create().parse_override(own[-1]).value() if own else None
-    require(isinstance(value, list | None), f"{' '.join(own)}: must be a list, as in {option}=[...]")
-    return [word for word in words if word not in own], value or []

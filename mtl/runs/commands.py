@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from mtl.checks import require
 from mtl.files.literals import escaped
 
 PYTHON: list[Path | None] = []  # the folder of the run that mtl.fit trains, if it does; None: a temporary one
@@ -39,8 +42,7 @@ class Line:
 
     def kept(self) -> list[str]:
         """Return the words and flags that the command of a run started from a checkpoint needs."""
-        flags = [word for path in self.searched for word in ("--config-dir", path.removeprefix("file://"))]
-        return [*flags, *self.local]
+        return [*config_dirs(self.searched), *self.local]
 
 
 LINE = Line()  # that of this process
@@ -56,7 +58,31 @@ def command(option: str, checkpoint: str | Path) -> str:
     if PYTHON:
         call = f"mtl.fit(frame, tasks, resume={str(PYTHON[0])!r})"
         return call if option == "ckpt" else f"mtl.load({str(checkpoint)!r}).evaluate(frame)"
-    return shlex.join([*program(), *LINE.kept(), f"{option}={quoted(checkpoint)}"])
+    return shlex.join([*program(), *LINE.kept(), f"{option}={quoted(near(checkpoint))}"])
+
+
+def run_command(words: Sequence[str]) -> str:
+    """Return the command of a run of ``words``, in which ``hydra.searchpath`` becomes ``--config-dir``."""
+    others, searched = without(words, "hydra.searchpath")
+    return shlex.join([*program(), *config_dirs(searched), *others])
+
+
+def config_dirs(searched: Iterable[str]) -> list[str]:
+    """Return the flags that name the folders of YAML files in ``searched``."""
+    return [word for path in searched for word in ("--config-dir", near(path.removeprefix("file://")))]
+
+
+def near(path: str | Path) -> str:
+    """Return a path below the working folder without the name of this folder."""
+    return str(path).removeprefix(f"{Path.cwd()}/")
+
+
+def without(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+    """Return the ``words`` that do not set ``option``, and the list that the last of the others sets it to."""
+    own = [word for word in words if key_of(word) == option]
+    value: Any = OverridesParser.create().parse_override(own[-1]).value() if own else None
+    require(isinstance(value, list | None), f"{' '.join(own)}: must be a list, as in {option}=[...]")
+    return [word for word in words if word not in own], value or []
 
 
 def sweep_command(words: Iterable[str], folder: str | Path) -> str:

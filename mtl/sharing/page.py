@@ -20,6 +20,7 @@ from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.statistics import DELTA, p_text
 from mtl.report.summary import PAGE, heading, write_report
+from mtl.runs.commands import run_command
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
 from mtl.sharing.settings import Comparison
 
@@ -53,7 +54,10 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     answers = {task: answer(task, tested, tested_gates, len(found.tasks)) for task in found.tasks}
     deltas, by = ({name: runs.values(name, f"{split}{DELTA}") for name in found.settings} for split in ("", "val "))
     best, why = recommended(by, deltas, runs.overlap)
-    command = shlex.join(["mtl", "train", *found.settings[best].definition.words, f"seed={found.seeds.start}"])
+    internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
+    own = found.settings[best].definition.words
+    own = [word for word in own if word in found.run_words or not word.startswith(internal)]
+    command = run_command([*own, f"seed={found.seeds.start}"])
     affinity = found.affinity()
     groups = [[found.tasks[task] for task in group] for group in found.groups]
     source = "the gains of pairs" if found.pairs else "the affinities"

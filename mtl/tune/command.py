@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.console import Console
 from mtl.checks import InputError, require
 from mtl.config.resume import Composer
 from mtl.files.tables import Table
-from mtl.runs.commands import program as own_program
+from mtl.runs.commands import run_command
 from mtl.runs.console import make_lasting
 from mtl.runs.results import number
 from mtl.runs.signals import stop_signals
@@ -149,5 +148,4 @@ def show_trial(study: Study, wanted: int) -> None:
     console.print(f"trial {wanted}: {STATES[trial.state]}{value}")
     if {"command", "folder"} <= trial.user_attrs.keys():
         console.print(trial.user_attrs["folder"], soft_wrap=True, highlight=False, markup=False)
-        again = shlex.join([*own_program(), *trial.user_attrs["command"]])
-        console.print(again, soft_wrap=True, highlight=False, markup=False)
+        console.print(run_command(trial.user_attrs["command"]), soft_wrap=True, highlight=False, markup=False)

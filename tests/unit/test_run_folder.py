@@ -191,6 +191,10 @@ def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch
         signals.training_ends("/runs/best.ckpt")
     printed = shlex.split(str(stopped.value).partition("with: ")[2])
     assert printed == ["python", "-m", "mtl", "train", "--config-dir", "/my conf", *kept, "evaluate=/runs/best.ckpt"]
+    here, searched = f"{Path.cwd()}/conf", f"hydra.searchpath=['file://{Path.cwd()}/conf','pkg://x']"
+    flags = ["--config-dir", "conf", "--config-dir", "pkg://x"]
+    assert shlex.split(commands.run_command(["seed=1", searched, "gate.k=3"]))[4:] == [*flags, "seed=1", "gate.k=3"]
+    assert shlex.split(commands.command("ckpt", f"{here}/a"))[-1] == "ckpt=conf/a"
 
 
 def test_a_program_in_another_folder_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
