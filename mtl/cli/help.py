@@ -25,15 +25,14 @@ LONGEST = 60  # characters of a value that are shown
 
 def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
     """Print ``usage`` and the options of ``file`` and of each choice among ``words``; for a run also all choices."""
-    width = min(shutil.get_terminal_size().columns, 100)
     conf, lines = file.parent, []
     for paragraph in usage.strip().replace("``", "").split("\n\n"):
-        lines += [paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width), ""]
+        lines += [paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width()), ""]
     if file.name == "train.yaml":
         lines += ["Choices, as in gate=topk; --config-dir FOLDER adds those of your own:", ""]
         for group, names in groups(conf):
             lines += textwrap.wrap(
-                f"{group}: {', '.join(names)}", width, initial_indent="  ", subsequent_indent="      "
+                f"{group}: {', '.join(names)}", width(), initial_indent="  ", subsequent_indent="      "
             )
     chosen = [conf / f"{word.replace('=', '/')}.yaml" for word in words if re.fullmatch(r"[\w/]+=\w+", word)]
     for path in [file, *(path for path in chosen if path.is_file())]:
@@ -44,7 +43,7 @@ def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
         prefix = f"{package}." if package not in ("", "_global_") else ""
         for name, value, comment in options(path):
             shown = value if len(value) <= LONGEST else "..."
-            lines += _described(f"{prefix}{name}={shown}", comment, width)
+            lines += described(f"{prefix}{name}={shown}", comment)
         lines.append("")
     lines += ["Flags:", "", *(FLAGS_OF_TRAIN if file.name == "train.yaml" else ()), *FLAGS]
     print("\n".join(lines))
@@ -74,10 +73,15 @@ def options(file: Path) -> Iterator[tuple[str, str, str]]:
             yield ".".join(path), value, match["comment"] or ""
 
 
-def _described(option: str, comment: str, width: int) -> list[str]:
+def width() -> int:
+    """Return the columns of the terminal, at most 100."""
+    return min(shutil.get_terminal_size().columns, 100)
+
+
+def described(option: str, comment: str) -> list[str]:
     """Return the lines of an option and its comment, side by side if the option is short."""
     indent = " " * COLUMN
     short = len(option) < COLUMN - 3
     first = f"  {option}".ljust(COLUMN) if short else indent
-    lines = textwrap.wrap(comment, width, initial_indent=first, subsequent_indent=indent) or [first.rstrip()]
-    return lines if short else [*textwrap.wrap(option, width, initial_indent="  ", subsequent_indent="    "), *lines]
+    lines = textwrap.wrap(comment, width(), initial_indent=first, subsequent_indent=indent) or [first.rstrip()]
+    return lines if short else [*textwrap.wrap(option, width(), initial_indent="  ", subsequent_indent="    "), *lines]

@@ -2,7 +2,8 @@
 
 Words that ``conf/reproduce.yaml`` lists are its own options, all others are options of every run. The same command,
 started again or on other machines, works on the same runs; at the end it writes the report and says which claims of the
-paper hold. ``show=true`` writes the report of what there is. The tables are in ``conf/paper/``.
+paper hold. ``show=true`` writes the report of what there is. The tables are in ``conf/paper/``;
+``mtl reproduce`` alone lists them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
+from mtl.cli.help import described
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
 SECTIONS = ("fixed", "groups", "gates", "space", "values", "baseline", "published", "claims", "remarks", "tables")
@@ -35,10 +37,21 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], lis
     return names[0], cfg, others, own
 
 
+def listed() -> list[str]:
+    """Return lines with the name of each table and the purpose that its file opens with."""
+    lines = ["Tables and figures, as in mtl reproduce dselect_k_static scale=laptop:", ""]
+    for path in sorted((CONF / "paper").glob("*.yaml")):
+        purpose = path.read_text().splitlines()[1].removeprefix("# ").partition(" Example: ")[0]
+        lines += described(path.stem, purpose)
+    return lines
+
+
 def run(words: Sequence[str]) -> None:
-    """Compose and check the runs of a table, do those that are missing, and write the report."""
+    """Do the missing runs of a table, after all are checked, and write the report. Without words, list all tables."""
     from mtl.paper.command import reproduce
 
+    if not words:
+        return print("\n".join(listed()))
     name, cfg, others, own = configuration(words)
     reproduce(cfg, name, others, first_run, PROGRAM, own)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
-from mtl.cli import share, train, tune
-from mtl.cli.compose import composed
+from mtl.cli import reproduce, share, train, tune
+from mtl.cli.compose import CONF, composed
 from mtl.cli.line import read_line
 from mtl.cli.study import split_words, start
 
@@ -52,6 +53,14 @@ def test_runs_of_a_study_get_all_folders_and_packages(tmp_path: Path, monkeypatc
 
     start("tune.yaml", "", run, ["--config-dir=first", "--trust=a", "n_trials=3", "--config-dir=second", "--trust=b"])
     assert [(cfg.gate, cfg.trust) for cfg in found] == [({"_target_": "mine.Gate"}, ["a", "b"])] * 2
+
+
+def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce.main([])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[0] for line in lines if re.match("  [a-z]", line)]
+    assert shown == sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
+    assert not any("Example" in line or len(line) > 80 for line in lines)
 
 
 @pytest.mark.parametrize("flag", ["--info", "-cn", "-cp", "--shell-completion", "--config-name=x", "-x=1"])
