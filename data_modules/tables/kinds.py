@@ -13,7 +13,7 @@ from mtl.checks import InputError, require
 
 from .columns import expected_number, parse
 from .dates import expected_date, is_date, parse_dates
-from .formats import DATES, Fit, best, number_formats
+from .formats import DATES, Fit, best, number_formats, some
 from .lists import is_list
 
 Kind = Literal["categorical", "numeric", "date", "list", "text", "identifier", "free text"]
@@ -129,9 +129,9 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
     Two numbers, such as 0 and 1, stay numbers, since an id would say no more.
     Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
 
-    Raises InputError if several formats fit, or if a column is mostly numbers or dates (unless ``given.on_bad`` makes
-    the other cells missing values, or the numbers are categories). ``first`` describes the first cell that is wanted,
-    for the message.
+    Raises InputError if several formats fit, if dates have two, or if a column is mostly numbers or dates (unless
+    ``given.on_bad`` makes the other cells missing values, or the numbers are categories). ``first`` describes the first
+    cell that is wanted, for the message.
     """
     table = table.drop_nulls("value")
     values, filled, distinct = table["value"], int(table["count"].sum()), len(table)
@@ -155,6 +155,13 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
         dates = read(parse_dates, ["", *DATES], expected_date)
         if dates is not None:
             return Inferred("date", "", dates[0])
+        two = two_date_formats(values)
+        if two:
+            bad = first(lambda cells: cells.is_not_null() & parse_dates(cells, two[0]).is_null())
+            raise InputError(
+                f"{bad} is not {expected_date(two[0])}, as other cells are. "
+                f"Write all in one way, or set data.categorical=[{name}] or data.ignore=[{name}]"
+            )
     numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
         form, parsed = numbers
@@ -176,6 +183,19 @@ def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], st
             f"'data.formats={{{name}: {quoted(form)}}}' or {quoted(others[0])}"
         )
     return form
+
+
+def two_date_formats(values: pl.Series) -> list[str]:
+    """Return the two formats in one of which nearly all texts are dates; [] if there are none."""
+    rest, found = some(values), list[str]()
+    enough = (1 - NEARLY) * len(rest)
+    for _ in range(2):
+        counts = {form: parse_dates(rest, form).count() for form in ("", *DATES)}
+        found.append(max(counts, key=counts.__getitem__))
+        if not counts[found[-1]]:
+            return []
+        rest = rest.filter(parse_dates(rest, found[-1]).is_null())
+    return found if len(rest) <= enough else []
 
 
 def format_of(column: pl.Series, given: ColumnOptions, kind: Kind | None, describe: Callable[[int], str]) -> str:

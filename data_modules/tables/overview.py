@@ -43,11 +43,28 @@ def overview(
         if names:
             given = ",".join(names) if kind == "free text" else names[0]
             logger.warning("ignored: %s (%s); to %s, set 'data.%s=[%s]'", join_names(names), reason, use, option, given)
+    texts = {each.name: each.counts.table()["value"] for each in columns if each.kind == "categorical" and each.counts}
+    texts |= {each.column: sample[each.column] for each in labels if each.kind != "regression"}
+    for name, groups in {name: alike(values) for name, values in texts.items()}.items():
+        if groups:
+            logger.warning(
+                "%s: %s differ only in case or spaces, but are different categories%s",
+                format_value(name), join_names(groups[0]), f"; so do {len(groups) - 1} more" if groups[1:] else "",
+            )  # fmt: skip
     for name, tasks in perfect.items():
         logger.warning(
             "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
             name, join_names(tasks), name,
         )  # fmt: skip
+
+
+def alike(values: pl.Series) -> list[list[str]]:
+    """Return the groups of texts that differ only in case or spaces."""
+    if values.dtype != pl.String:
+        return []
+    plain = pl.col("text").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
+    groups = values.drop_nulls().unique().sort().alias("text").to_frame().group_by(plain.alias("plain")).all()
+    return sorted(groups.filter(pl.col("text").list.len() > 1)["text"].to_list())
 
 
 def table_of(

@@ -109,6 +109,20 @@ def test_columns_that_can_be_read_in_two_ways_are_asked_about(name: str, tmp_pat
     assert encoder.formats == options["formats"]
 
 
+def test_dates_in_two_formats_are_named(tmp_path: Path) -> None:
+    cells = ["2024-12-31", "31.12.2024", "12/31/2024", "01/31/2024"]
+    assert learnt({"c": cells[:2] * 100, "x": range(ROWS)}, tmp_path).row_encoder.formats == {"c": "dd.mm.yyyy"}
+    with pytest.raises(InputError, match=r"row 3: '31.12.2024' is not a date as in mm/dd/yyyy, as other cells are"):
+        learnt({"c": [*cells[2:], cells[1], cells[2]] * 50, "x": range(ROWS)}, tmp_path)
+
+
+def test_values_that_differ_only_in_case_or_spaces_are_named(tmp_path: Path, caplog: Any) -> None:
+    learnt({"c": ["Red", "red ", "blue", "Blue"] * (ROWS // 4), "d": ["a", "b"] * (ROWS // 2)}, tmp_path)
+    assert [text for text in caplog.messages if "case" in text] == [
+        "c: Blue, blue differ only in case or spaces, but are different categories; so do 1 more"
+    ]
+
+
 def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:
     columns = {name: KINDS[name][0] for name in ("weight", "signup", "income")}
     encoder = learnt(columns, tmp_path, numeric=["weight"], dates=["signup"]).row_encoder
