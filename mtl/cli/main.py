@@ -22,7 +22,8 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "export": ("mtl.cli.use", "write a network as a program for other places"),
     "serve": ("mtl.cli.use", "answer requests over HTTP"),
     "prune": ("mtl.cli.use", "extract the part of a network that a task uses"),
-    "importance": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
+    "importance": ("mtl.cli.use", "rank the columns by what the tasks lose without them"),
+    "neurons": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The commands on a finished run: predict, export, prune, importance and serve. Slow imports are in functions."""
+"""The commands on a run: predict, importance, export, prune, neurons and serve. Slow imports are in functions."""
 
 from __future__ import annotations
 
@@ -74,6 +74,33 @@ def predict(arguments: Sequence[str] | None = None) -> None:
             print("These are the first rows: add -o FILE to write the predictions for all of them.")
 
 
+def importance(arguments: Sequence[str] | None = None) -> None:
+    """Show or write how much worse each task becomes if a column of the rows of a file is shuffled."""
+    parser = parser_of("importance", "Rank the columns by how much worse each task becomes if they are shuffled")
+    parser.add_argument("rows", type=Path, help="a table with the columns of the training and labels: test rows, say")
+    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    parser.add_argument("--repeats", type=int, default=5, help="shuffles of each column; default 5")
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffles; default 0")
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.checks import require
+        from mtl.use.predict import check_out, read_rows, show, table_file
+        from mtl.use.trained import load
+
+        require(given.repeats >= 1, f"--repeats {given.repeats}: must be at least 1")
+        if given.out is not None:
+            check_out(given.out, given.rows, given.force)
+        model = load(given.run, given.trust, given.device)
+        found = model.importance(read_rows(model, given.rows), given.repeats, given.seed, str(given.rows))
+        if given.out is None:
+            return show(found)
+        with table_file(given.out) as write:
+            write(found)
+        print(f"{given.out}: the importance of {found['column'].n_unique()} columns")
+
+
 def export(arguments: Sequence[str] | None = None) -> None:
     """Write the network of a run as a program for other places, and print how well it agrees."""
     parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
@@ -113,14 +140,14 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         print(folder)
 
 
-def importance(arguments: Sequence[str] | None = None) -> None:
+def neurons(arguments: Sequence[str] | None = None) -> None:
     """Write the importance of the hidden units of a dense Transformer run."""
     text = "Rank the hidden units of a dense Transformer run, for network.start=importance"
-    parser = parser_of("importance", text, "importance.pt")
+    parser = parser_of("neurons", text, "importance.pt")
     parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
     with as_one_message():
         given = read_given(parser, arguments)
-        from mtl.use.importance import write_importance
+        from mtl.use.neurons import write_importance
 
         file = given.out or beside(given.run, "importance.pt")
         layers, width = write_importance(given.run, file, given.trust, given.data_dir)

@@ -85,8 +85,8 @@ def split_ffn(dense: Mapping[str, Tensor], neurons: Tensor) -> dict[str, Tensor]
 
 
 def read_importance(path: str | None, depth: int, width: int) -> Tensor:
-    """Return the importance ``[depth, width]`` of hidden units that ``mtl importance`` wrote to ``path``."""
-    how = "mtl importance RUN writes such a file for a dense run"
+    """Return the importance ``[depth, width]`` of hidden units that ``mtl neurons`` wrote to ``path``."""
+    how = "mtl neurons RUN writes such a file for a dense run"
     require(path is not None, f"network.start=importance needs network.importance=FILE; {how}")
     try:
         scores: Tensor = torch.load(str(path), weights_only=True, map_location="cpu")["importance"]

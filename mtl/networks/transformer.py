@@ -81,7 +81,7 @@ class Transformer(nn.Module):
     ``route="sentence"``, the mean state of the sentence. The hash gate reads the token's id.
 
     Experts start as copies of the dense layer (``start="copy"``), or as parts of it: its most important neurons
-    (``"importance"``, from the file ``importance`` that ``mtl importance`` writes) or random neurons (``"random"``).
+    (``"importance"``, from the file ``importance`` that ``mtl neurons`` writes) or random neurons (``"random"``).
     ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds).
     """
 

@@ -118,7 +118,7 @@ class _Worker:
         words = [word for number in range(count) for word in self.launch.words(found, number)]
         for file in {Path(word.partition("=")[2].strip("'")) for word in words if word.startswith(IMPORTANCE)}:
             if (file.parent / RESULTS).exists() and not file.exists():
-                from mtl.use.importance import write_importance  # takes seconds, and few tables need it
+                from mtl.use.neurons import write_importance  # takes seconds, and few tables need it
 
                 say(f"{file}: ranking the neurons")
                 write_importance(file.parent, file, first.trust, str(first.paths.data_dir))

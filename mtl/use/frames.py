@@ -97,11 +97,14 @@ def _text(cell: Any) -> str:
     return f"{cell:f}" if isinstance(cell, Decimal) else str(cell)
 
 
-def like_pandas(table: pl.DataFrame, rows: Any) -> Any:
-    """Return ``table`` as a DataFrame of the same class and index as ``rows``."""
-    return type(rows)(table.to_dict(as_series=False), index=rows.index)
+def like(rows: Any, table: pl.DataFrame, indexed: bool = False) -> Any:
+    """Return ``table``, in pandas if ``rows`` are; ``indexed``: with the same index."""
+    if not is_pandas(rows):
+        return table
+    kind = type(rows.to_frame() if hasattr(rows, "to_frame") else rows)
+    return kind(table.to_dict(as_series=False), index=rows.index if indexed else None)
 
 
 def is_pandas(rows: Any) -> bool:
-    """Return whether ``rows`` is a DataFrame of pandas, which need not be installed."""
+    """Return whether ``rows`` is a DataFrame or Series of pandas, which need not be installed."""
     return type(rows).__module__.split(".")[0] == "pandas" and hasattr(rows, "iloc") and hasattr(rows, "items")

@@ -58,6 +58,13 @@ def predicted(
         yield kept.hstack(found.get_columns()) if kept.width else found, share
 
 
+def read_rows(model: TrainedModel, rows: Path) -> pl.DataFrame:
+    """Return the rows of a file. Raises InputError."""
+    require(model.encoder is not None, "the data of this network are no table")
+    assert model.encoder is not None
+    return pl.concat([block.drop(ROW, strict=False) for block, _ in model.encoder.blocks(rows)])
+
+
 def predict_file(
     checkpoint: str | Path,
     rows: Path,
@@ -87,7 +94,7 @@ def predict_file(
 
 
 def check_out(out: Path, rows: Path, force: bool) -> None:
-    """Raise InputError unless predictions for the file ``rows`` can be written to ``out``."""
+    """Raise InputError unless what is computed from the file ``rows`` can be written to ``out``."""
     require(out.suffix in SUFFIXES, f"-o {out}: accepted formats are {', '.join(SUFFIXES)}")
     require(out.parent.is_dir(), f"-o {out}: there is no folder {out.parent}")
     same = out.exists() and rows.exists() and out.samefile(rows)

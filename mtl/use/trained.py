@@ -24,7 +24,7 @@ from mtl.networks.packing import Packing
 from mtl.options import FilePath, valid
 from mtl.runs.results import metrics_of
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
-from mtl.use.frames import is_pandas, like_pandas, to_polars
+from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluated, importance
 
 ROWS = "the table"  # name in messages for rows that do not come from a file
@@ -128,16 +128,13 @@ class TrainedModel:
             keys = [key for key in used if key[0] == task.name]
             for key in keys:
                 table["_experts_".join(key) if len(keys) > 1 else f"{key[0]}_experts"] = pl.concat(used[key])
-        frame = pl.DataFrame(table)
-        return frame if isinstance(given, dict) or not is_pandas(rows) else like_pandas(frame, rows)
+        return like(rows, pl.DataFrame(table), indexed=True)
 
-    def explain(
-        self, rows: Any, tasks: Sequence[str] | None = None, batch_size: int = 4096, where: str = ROWS
-    ) -> pl.DataFrame:
+    def explain(self, rows: Any, tasks: Sequence[str] | None = None, batch_size: int = 4096, where: str = ROWS) -> Any:
         """Return the experts that each row uses for each task: columns row (from 0), layer, task, expert and weight.
 
         Only weights other than 0 are listed. In a network on texts that routes tokens, the weight of a row is the mean
-        over its tokens. A network without experts gives no rows.
+        over its tokens. A network without experts gives no rows. The result is of polars, or of pandas if ``rows`` are.
         """
         parts, start = [pl.DataFrame(schema=EXPLANATION)], dict[tuple[str, str], int]()
         given = rows if _is_tensors(rows) else to_polars(rows)
@@ -149,7 +146,7 @@ class TrainedModel:
                 columns = {"row": (row + done).numpy(), "layer": key[1], "task": key[0], "expert": expert.numpy()}
                 columns["weight"] = weights[row, expert].numpy()
                 parts.append(pl.DataFrame(columns, schema=EXPLANATION))
-        return pl.concat(parts).sort("row", maintain_order=True)
+        return like(rows, pl.concat(parts).sort("row", maintain_order=True))
 
     def evaluate(self, rows: Any, batch_size: int = 4096, where: str = ROWS) -> dict[str, float]:
         """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
@@ -160,16 +157,16 @@ class TrainedModel:
             raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
         return evaluated(self, self.labelled(to_polars(rows), where), batch_size)
 
-    def importance(self, rows: Any, repeats: int = 5, seed: int = 0, where: str = ROWS) -> pl.DataFrame:
+    def importance(self, rows: Any, repeats: int = 5, seed: int = 0, where: str = ROWS) -> Any:
         """Return how much worse each task's main metric becomes if the cells of a column are shuffled among the rows.
 
         The columns are task, column, metric, importance (the mean over ``repeats`` shuffles of the loss in metric; at
         most about 0 for a column that the network does not need) and std. ``rows``: as in ``evaluate``. An importance
-        that is undefined is NaN.
+        that is undefined is NaN. The result is of polars, or of pandas if ``rows`` are.
         """
         if self.labelled is None:
             raise InputError("the data of this network are no table, so it has no columns to shuffle")
-        return importance(self, self.labelled, to_polars(rows), repeats, seed, where)
+        return like(rows, importance(self, self.labelled, to_polars(rows), repeats, seed, where))
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""

@@ -12,7 +12,7 @@ from mtl.cli.run import run
 from mtl.paper.definition import Pair, Paper
 from mtl.report.runs import read_named_runs
 from mtl.tune.launch import Launcher, run_folder
-from mtl.use.importance import write_importance
+from mtl.use.neurons import write_importance
 from tests.integration.helpers import compose_small, narrow
 from tests.integration.test_configs import SMALL_OMNIGLOT
 from tests.transformers import save_encoder, save_vocabulary

@@ -17,7 +17,7 @@ from mtl.data_modules.texts.rows import Texts
 
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.cli.use import importance
+from mtl.cli.use import neurons
 from mtl.config import build
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
@@ -120,7 +120,7 @@ def taught(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("taught")
     words = ["experiment=glue_finetune", "network.mixture_layers=[]", *EXPERIMENT, f"paths.data_dir={tiny_data}"]
     run(compose_small(folder, *words))
-    importance([str(folder / "checkpoints" / "best.ckpt"), "--data-dir", str(tiny_data)])
+    neurons([str(folder / "checkpoints" / "best.ckpt"), "--data-dir", str(tiny_data)])
     return folder
 
 

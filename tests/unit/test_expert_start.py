@@ -17,7 +17,7 @@ from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, DataSpec, TaskSpec
-from mtl.use.importance import importance
+from mtl.use.neurons import importance
 from tests.transformers import SPEC, TASKS, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10
@@ -89,7 +89,7 @@ def test_wrong_file_of_importance_is_one_message(content: Any, tmp_path: Path) -
     with pytest.raises(InputError, match="importance"):
         read_importance(str(file), 2, 64)
     for path in (None, str(tmp_path / "none.pt")):
-        with pytest.raises(InputError, match="mtl importance RUN"):
+        with pytest.raises(InputError, match="mtl neurons RUN"):
             read_importance(path, 2, 64)
 
 

@@ -30,6 +30,7 @@ from mtl import memory
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.cli.train import read_start
+from mtl.cli.use import importance as importance_command
 from mtl.files.records import read_json
 from mtl.runs import commands
 from mtl.runs.commands import quoted
@@ -162,6 +163,8 @@ def test_rows_mean_the_same_in_every_container(model: Any) -> None:
     arrays = {name: rows[name].to_numpy() for name in rows.columns}  # the empty ages are NaN
     assert model.predict(arrays).equals(model.predict(rows))
     assert model.predict(as_pandas(rows)).equals(as_pandas(model.predict(rows)))
+    assert model.explain(as_pandas(rows)).equals(as_pandas(model.explain(rows)))
+    assert model.importance(as_pandas(rows), repeats=1).equals(as_pandas(model.importance(rows, repeats=1)))
     assert model.evaluate(arrays) == model.evaluate(rows)
     for series in (rows["age"], as_pandas(rows)["age"]):
         assert to_polars(series).equals(rows.select("age"))
@@ -202,6 +205,20 @@ def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
     assert (len(found), minutes["column"][0], minutes["metric"][0]) == (9, "age", "mse")
     assert minutes["importance"][0] > 3 * minutes["std"][0] > 0
     assert found.equals(model.importance(visits(300, seed=1), repeats=3))
+
+
+def test_importance_of_the_rows_of_a_file(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = visits(300, seed=1)
+    rows.write_csv(tmp_path / "new.csv")
+    model.save(tmp_path / "model.ckpt")
+    given = [str(tmp_path / "model.ckpt"), str(tmp_path / "new.csv"), "--repeats", "2", "--device", "cpu"]
+    importance_command([*given, "-o", str(tmp_path / "importance.parquet")])
+    found = model.importance(rows, repeats=2)
+    assert pl.read_parquet(tmp_path / "importance.parquet").equals(found)
+    capsys.readouterr()
+    importance_command(given)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if " age " in line]
+    assert [words[:3] for words in shown if words[0] == "minutes"] == [["minutes", "age", "mse"]]
 
 
 def test_importance_for_an_undefined_metric_is_nan(model: Any) -> None:

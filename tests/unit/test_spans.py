@@ -24,7 +24,7 @@ from mtl.training.evaluation import Evaluation, best_spans
 from mtl.training.losses import summed_losses
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
-from mtl.use.importance import importance
+from mtl.use.neurons import importance
 from tests.losses import summed_loss
 from tests.squad_files import LONG, QUESTIONS, evaluated, module, perfect, windows_of, windows_of_split, write_squad
 from tests.transformers import SPEC, tokens, transformer

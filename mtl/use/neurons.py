@@ -1,4 +1,4 @@
-"""Rank the hidden units of a dense Transformer run: ``mtl importance RUN``.
+"""Rank the hidden units of a dense Transformer run: ``mtl neurons RUN``.
 
 ``network.start=importance network.importance=FILE`` splits dense layers into experts by this ranking (MoEBERT: Zuo et
 al. 2022, section 3.1). The importance of hidden unit j is I_j = sum_n | w1_j . dL_n/dw1_j + w2_j . dL_n/dw2_j |, with
