@@ -4,16 +4,19 @@ POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"
 each row, with the columns of ``mtl.load(...).predict``. A row must have all columns that the network reads; null is an
 empty cell, and numbers and booleans are categories as in a text file. A cell of a list column is a list, or text with
 separators if the training rows were text. GET /health describes the model, and counts unknown categories and far-off
-numbers.
+numbers. GET /docs is a page with examples, GET /openapi.json the schema.
 """
 
 from __future__ import annotations
 
 import asyncio
+import html
+import json
 import logging
 import platform
 import queue
 import re
+import shlex
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -197,6 +200,19 @@ def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
     }
 
 
+def page(about: Mapping[str, Any], address: str) -> str:
+    """Return the answer of /docs, which needs no file from elsewhere; ``about``: see ``describe``."""
+    body = json.dumps({"rows": [dict.fromkeys(about["model"]["columns"])]}, ensure_ascii=False)
+    call = f"curl {address}predict -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}"
+    tasks = ", ".join(f"{task['name']} ({task['kind']})" for task in about["tasks"])
+    return (
+        f"<!doctype html><meta charset=utf-8><title>mtl serve</title><h1>mtl serve: {html.escape(tasks)}</h1>"
+        f"<p>POST /predict returns the predictions of each row; null is an empty cell.<pre>{html.escape(call)}</pre>"
+        "<p><a href=health>GET /health</a> describes the model and counts unusual cells."
+        "<p><a href=openapi.json>GET /openapi.json</a> is the schema of the requests."
+    )
+
+
 def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
     """Return the FastAPI application; ``about``: see ``describe``."""
     import fastapi
@@ -206,7 +222,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
         with predictor:
             yield
 
-    app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=LARGEST)
+    app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=LARGEST, docs_url=None, redoc_url=None)
 
     async def predict(request: Request) -> dict[str, Any]:
         try:
@@ -219,12 +235,16 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
     async def health() -> dict[str, Any]:
         return {"ready": True, **about, "unusual_cells": predictor.unusual_cells}
 
+    async def docs(request: Any) -> Any:
+        return fastapi.responses.HTMLResponse(page(about, str(request.base_url)))
+
     async def no_rows(request: Any, error: Exception) -> Any:
         return fastapi.responses.JSONResponse({"detail": ROWS}, 422)  # FastAPI's answer repeats the whole request
 
     app.exception_handler(fastapi.exceptions.RequestValidationError)(no_rows)
     app.post("/predict")(predict)
     app.get("/health")(health)
+    app.add_route("/docs", docs)  # FastAPI's own page loads scripts from a server
     return app
 
 
