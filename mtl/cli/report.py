@@ -27,17 +27,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--baseline", metavar="SETTING", help="the setting to compare with; also shows FLOPs relative to its"
     )
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
+    parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
     with as_one_message():
         given = parser.parse_args(arguments)
-        compare_given(given.given, also=given.also, baseline=given.baseline, curves=dict.fromkeys(given.curve, 1))
+        compare_given(
+            given.given,
+            also=given.also,
+            baseline=given.baseline,
+            curves=dict.fromkeys(given.curve, 1),
+            latex=given.latex,
+        )
 
 
-def compare_given(given: Sequence[str], **options: Any) -> None:
-    """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``."""
+def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> None:
+    """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``.
+
+    ``latex``: also write the tables in LaTeX.
+    """
     options = {"curves": {}, **options}
+    from mtl.files.writing import write_text
     from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
     from mtl.report.section import baselines_of, section_of
-    from mtl.report.summary import CSV, MARKDOWN, PAGE, heading, show, write_report
+    from mtl.report.summary import CSV, LATEX, MARKDOWN, PAGE, heading, show, write_report
     from mtl.report.trials import section_of_trials
 
     pairs = [word.partition("=")[::2] for word in given if word.startswith(WORDS)]
@@ -66,5 +77,8 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count
     intro = heading([Path(run) for each in runs for run in each.table["run"]])
     write_report(title, intro, sections, runs, target)
+    if latex:
+        tables = [table for each in sections for table in (*each.tables, each.costs) if table]
+        write_text(target / LATEX, "\n".join(table.latex() for table in tables))
     for section in sections:
-        show(section, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}")
+        show(section, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}{f', {LATEX}' if latex else ''}")

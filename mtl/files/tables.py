@@ -15,6 +15,15 @@ from mtl.files.literals import markdown, printable
 
 # Also "12 of 40", an interval behind the number, and what stands for an undefined number
 NUMBER = re.compile(r"[+-]?\d(?:.{0,19}|[\d.,]* \[.*\])|-?")
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {letter: f"${letter}$" for letter in "<>|"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+_LATEX |= {
+    "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$",
+    "→": r"$\to$",
+    "×": r"$\times$",
+    "[": "{[}",
+}  # [ after \\ is a length
 _GAP = 3  # characters between columns
 _WHOLE_HEADER = 14  # longer headers may take several lines
 _WIDEST_NAME = 28  # characters of the first column; longer names take several lines
@@ -80,6 +89,20 @@ class Table:
         title = f"### {markdown(self.title)}" if self.title else ""
         return "\n\n".join(part for part in (title, cells, bullets(self.notes)) if part)
 
+    def latex(self) -> str:
+        """Return the table in LaTeX with the package booktabs, below its title and above its notes."""
+        head, *rows = (" & ".join(map(_latex_cell, row)) + r" \\" for row in (self.header, *self.rows))
+        columns = "".join("r" if numeric else "l" for numeric in self.numeric)
+        caption = [rf"\caption{{{latex(self.title)}}}"] if self.title else []
+        start = [r"\begin{table}", r"\centering", *caption, rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+        end = [r"\bottomrule", r"\end{tabular}", *(rf"\par {latex(note)}" for note in self.notes), r"\end{table}", ""]
+        return "\n".join([*start, head, r"\midrule", *rows, *end])
+
+
+def latex(text: str) -> str:
+    """Return ``text`` in one line of LaTeX, where nothing in it is a command."""
+    return "".join(_LATEX.get(letter, letter) for letter in printable(text))
+
 
 def bullets(notes: Sequence[str]) -> str:
     """Return sentences as a list in Markdown."""
@@ -89,3 +112,7 @@ def bullets(notes: Sequence[str]) -> str:
 def _cell(text: str) -> str:
     shown = markdown(text).replace("|", "\\|")
     return f"**{shown}**" if isinstance(text, Bold) else shown
+
+
+def _latex_cell(text: str) -> str:
+    return rf"\textbf{{{latex(text)}}}" if isinstance(text, Bold) else latex(text)

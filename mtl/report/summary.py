@@ -16,7 +16,7 @@ from mtl.report.page import Section, html, linked, write_page
 from mtl.report.runs import Results, Runs, command, read_results
 from mtl.runs.results import duration
 
-CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
+CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
 _MOST = 3  # different commands, versions or data that are listed
 
 

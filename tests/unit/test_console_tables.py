@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from mtl.files.tables import Table
+from mtl.files.tables import Bold, Table
 
 
 def test_numbers_are_on_the_right_and_texts_are_no_markup() -> None:
@@ -17,6 +17,17 @@ def test_numbers_are_on_the_right_and_texts_are_no_markup() -> None:
     assert "\x1b" not in second
     assert header.index("auroc") + len("auroc") == first.index("0.5") + 3 == second.rindex("- ") + 1
     assert first.index("1.3") == second.index("not run") == header.index("runs")
+
+
+def test_nothing_in_a_table_is_a_command_of_latex() -> None:
+    rows = [[r"\input{x}", Bold("0.5 ± 0.1")], ["[1] a_b & 50 % {$~^#}", "-1"]]
+    lines = Table(["gate", "loss ↓"], rows, "T_1", ["p < 0.05"]).latex().splitlines()
+    assert lines[2:5] == [r"\caption{T\_1}", r"\begin{tabular}{lr}", r"\toprule"]
+    assert lines[7:9] == [
+        r"\textbackslash{}input\{x\} & \textbf{0.5 $\pm$ 0.1} \\",
+        r"{[}1] a\_b \& 50 \% \{\$\textasciitilde{}\textasciicircum{}\#\} & -1 \\",
+    ]
+    assert lines[-2] == r"\par p $<$ 0.05"
 
 
 def test_a_wide_table_has_its_rows_as_columns_or_fewer_columns() -> None:

@@ -220,7 +220,7 @@ def test_values_that_no_run_has() -> None:
 def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["network=mmoe", "data=table", "seed=9"]
     write_run(sweep / "9_killed", words, None, log="12:00:01 INFO mtl: epoch 4 of [x]\n")
-    main([str(sweep), "--also", "experts_per_sample"])
+    main([str(sweep), "--also", "experts_per_sample", "--latex"])
     printed = capsys.readouterr().out
     assert "1 of 7 runs have not finished:\n9_killed unfinished: epoch 4 of [x]" in printed
     assert "experts_per_sample" in printed
@@ -229,6 +229,7 @@ def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["test minutes/rmse"].to_list() == [1.5, 1.7, 1.5, pytest.approx(math.nan, nan_ok=True), 1.4, 1.2, None]
     assert rows["option network"].to_list() == [name for name in SCORES for _ in range(2)] + ["mmoe"]
     assert "9_killed unfinished" in (sweep / "summary.md").read_text()
+    assert r"\toprule" in (sweep / "summary.tex").read_text()
 
 
 def test_several_folders_give_a_page_in_the_current_one_with_a_section_for_each_data_set(
