@@ -30,13 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
     with as_one_message():
         given = parser.parse_args(arguments)
-        compare_given(
-            given.given,
-            also=given.also,
-            baseline=given.baseline,
-            curves=dict.fromkeys(given.curve, 1),
-            latex=given.latex,
-        )
+        curves = dict.fromkeys(given.curve, 1)
+        compare_given(given.given, given.latex, also=given.also, baseline=given.baseline, curves=curves)
 
 
 def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> None:

@@ -17,13 +17,8 @@ from mtl.files.literals import markdown, printable
 NUMBER = re.compile(r"[+-]?\d(?:.{0,19}|[\d.,]* \[.*\])|-?")
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {letter: f"${letter}$" for letter in "<>|"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-_LATEX |= {
-    "↓": r"$\downarrow$",
-    "↑": r"$\uparrow$",
-    "→": r"$\to$",
-    "×": r"$\times$",
-    "[": "{[}",
-}  # [ after \\ is a length
+_LATEX |= {"↓": r"$\downarrow$", "↑": r"$\uparrow$", "→": r"$\to$", "×": r"$\times$"}
+_LATEX["["] = "{[}"  # at the start of a row it would be a length for the end of the row before
 _GAP = 3  # characters between columns
 _WHOLE_HEADER = 14  # longer headers may take several lines
 _WIDEST_NAME = 28  # characters of the first column; longer names take several lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,32 @@ from PIL import Image
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard.summary import hparams
+
+from mtl.files.literals import printable
+from mtl.files.records import flatten
+
+MOST = 40  # values of a test beside its loss
+CHOICES = ("data", "network", "gate", "weighting")
+
+
+def compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that TensorBoard compares: the main choices, the seed and those that were given."""
+    choices, values = config.get("choices") or {}, flatten(config)
+    given = [word.lstrip("+~").partition("=") for word in config.get("words") or ()]
+    options = {name: choices.get(name) for name in CHOICES} | {"seed": values.get("seed")}
+    options |= {name: values.get(name, text) for name, _, text in given if name not in options}
+    return {name: value if isinstance(value, int | float) else str(value) for name, value in options.items()}
 
 
 class TensorBoardLog(TensorBoardLogger):
     """Write curves and pictures to ``save_dir``, whose name TensorBoard shows as the run.
 
     TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
-    all values, and the test results.
+    all values, and the test results, of which the page HPARAMS has loss and metrics, beside the options of the run.
     """
+
+    config: Mapping[str, Any] | None = None
 
     def __init__(self, save_dir: str) -> None:
         super().__init__(save_dir, name="", version="", default_hp_metric=False)
@@ -27,6 +46,12 @@ class TensorBoardLog(TensorBoardLogger):
         """Write a point of each curve."""
         curves = {name: value for name, value in metrics.items() if name != "epoch" and not name.startswith("test")}
         super().log_metrics(curves, step)
+        if self.config is not None and "test/loss" in metrics:
+            tasks = {name: float(value) for name, value in metrics.items() if name.count("/") == 2}
+            found = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MOST else {})
+            for summary in hparams(compared(self.config), found):
+                self.experiment.file_writer.add_summary(summary)
+            super().log_metrics(found, step)
 
     @rank_zero_only
     def log_picture(self, name: str, file: Path, step: int) -> None:
@@ -37,8 +62,13 @@ class TensorBoardLog(TensorBoardLogger):
         self.experiment.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=shown)]), step)
 
     @rank_zero_only
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: ``config.yaml`` in the run folder holds all options."""
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]  # Lightning's takes a Namespace too
+        """Show the command and the tasks; with the test, the options go to the page HPARAMS."""
+        self.config = params
+        tasks = flatten({"tasks": (params.get("data") or {}).get("tasks") or {}})
+        command = f"mtl train {shlex.join(params.get('words') or ())}"
+        lines = [command, *(f"{name}: {value}" for name, value in tasks.items())]
+        self.experiment.add_text("run", "\n".join(f"    {printable(line)}" for line in lines))
 
     @rank_zero_only
     def save(self) -> None:

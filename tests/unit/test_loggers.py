@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from mtl.checks import InputError
 from mtl.loggers.mlflow import MLflowLog
@@ -39,6 +41,25 @@ def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
     assert set(found.Tags()["scalars"]) == VALUES.keys()
     assert [(event.step, event.value) for event in found.Scalars("val/loss")] == [(5, 3.0), (9, 2.5)]
     assert len(list(tmp_path.glob("events*"))) == 1  # one file for training and test
+
+
+def test_tensorboard_compares_options_and_tests(tmp_path: Path) -> None:
+    logger = TensorBoardLog(str(tmp_path))
+    tasks = {"a": {"kind": "regression"}}
+    config = {"seed": 3, "choices": {"gate": "topk"}, "gate": {"k": 4}, "words": ["gate.k=4", "+x='<b>'"]}
+    logger.log_hyperparams(config | {"data": {"tasks": tasks}})
+    logger.log_metrics({"test/loss": 1.0, "test/a/mse": 2.0, "test/dead_experts": 0.0}, 9)
+    logger.close()
+    found = events(tmp_path)
+    assert {name: found.Scalars(name)[0].value for name in found.Tags()["scalars"]} == {"test/loss": 1, "test/a/mse": 2}
+    assert b"tasks.a.kind: regression" in found.Tensors("run/text_summary")[0].tensor_proto.string_val[0]
+    content = HParamsPluginData.FromString(found.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content)
+    options = content.session_start_info.hparams
+    assert (options["gate"].string_value, options["gate.k"].number_value, options["seed"].number_value) == (
+        "topk",
+        4,
+        3,
+    )
 
 
 class Shower:
