@@ -58,8 +58,8 @@ class Dispatch(nn.Module):
         share = float(all_reduce_sum(torch.tensor(used_share(*weights), device=weights[0].device))) / world_size()
         sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
         if sparse != self.sparse:
-            where = "only where they are used" if sparse else "everywhere"
-            log.info("experts are computed %s: they are used in %.0f %% of all cases", where, 100 * share)
+            where = "only where they are used" if sparse else "for all rows"
+            log.info("experts are computed %s: a row uses %.0f %% of them", where, 100 * share)
         self.sparse = sparse
 
     def get_extra_state(self) -> dict[str, Any]:
