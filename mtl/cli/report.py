@@ -1,4 +1,4 @@
-"""Compare runs, or the trials of studies: ``mtl report FOLDER``, ``mtl report study=NAME``."""
+"""Show a run, or compare runs or the trials of studies: ``mtl report FOLDER``, ``mtl report study=NAME``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from mtl.checks import require, require_packages
 from mtl.cli.errors import as_one_message
+from mtl.files.records import RESULTS
 
 WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
@@ -21,17 +22,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="mtl report", description=__doc__)
     of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as for mtl tune"
-    parser.add_argument("given", nargs="+", metavar="FOLDER", help=f"any folder that contains runs; or {of_study}")
+    parser.add_argument(
+        "given", nargs="+", metavar="FOLDER", help=f"a run, or any folder that contains runs; or {of_study}"
+    )
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
     parser.add_argument(
         "--baseline", metavar="SETTING", help="the setting to compare with; also shows FLOPs relative to its"
     )
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
     parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
+    trusted = "your package, whose classes a run may name"
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trusted)
     with as_one_message():
         given = parser.parse_args(arguments)
+        if not (given.also or given.baseline) and (run := finished(given.given)):
+            return show_run(run, given.trust, given.curve, given.latex)
         curves = dict.fromkeys(given.curve, 1)
         compare_given(given.given, given.latex, also=given.also, baseline=given.baseline, curves=curves)
+
+
+def finished(given: Sequence[str]) -> Path | None:
+    """Return the folder that ``given`` names if it is that of one run, which has finished."""
+    return next((Path(word) for word in given if len(given) == 1 and (Path(word) / RESULTS).is_file()), None)
+
+
+def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool) -> None:
+    """Write the page of one finished run, and print its metrics."""
+    from mtl.report.runs import read_results
+    from mtl.use.run_page import write_run_page
+
+    damage = read_results(run)[1]
+    require(damage is None, f"{run}: {damage}")
+    sections = write_run_page(run, trust, curves=curves)
+    _show(sections, sections[:1], run, latex)
 
 
 def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> None:
@@ -40,10 +63,9 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
     ``latex``: also write the tables in LaTeX.
     """
     options = {"curves": {}, **options}
-    from mtl.files.writing import write_text
     from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
     from mtl.report.section import baselines_of, section_of
-    from mtl.report.summary import CSV, LATEX, MARKDOWN, PAGE, heading, show, write_report
+    from mtl.report.summary import heading, write_report
     from mtl.report.trials import section_of_trials
 
     pairs = [word.partition("=")[::2] for word in given if word.startswith(WORDS)]
@@ -72,8 +94,16 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
     title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count
     intro = heading([Path(run) for each in runs for run in each.table["run"]])
     write_report(title, intro, sections, runs, target)
+    _show(sections, sections, target, latex)
+
+
+def _show(sections: Sequence[Any], printed: Sequence[Any], target: Path, latex: bool) -> None:
+    """Print sections of the page in ``target``; ``latex``: also write the tables of all ``sections`` in LaTeX."""
+    from mtl.files.writing import write_text
+    from mtl.report.summary import CSV, LATEX, MARKDOWN, PAGE, show
+
     if latex:
         tables = [table for each in sections for table in (*each.tables, each.costs) if table]
         write_text(target / LATEX, "\n".join(table.latex() for table in tables))
-    for section in sections:
+    for section in printed:
         show(section, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}{f', {LATEX}' if latex else ''}")

@@ -22,7 +22,7 @@ from mtl.checkpoints.files import Checkpoint, read, read_to_resume, restoring
 from mtl.checkpoints.restore import restore_data
 from mtl.checkpoints.start import start_from
 from mtl.checks import InputError, require
-from mtl.cli import errors
+from mtl.cli import errors, resolvers
 from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
@@ -30,10 +30,12 @@ from mtl.config.resume import check_batches
 from mtl.config.teacher import read_teacher
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
+from mtl.report.summary import PAGE
 from mtl.runs import channel, commands, results
 from mtl.runs.advice import advice
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
+from mtl.use.run_page import write_run_page
 
 log = logging.getLogger("mtl")
 
@@ -76,9 +78,14 @@ def run(
             memory.keep_freed_memory()
         try:
             with contextlib.ExitStack() as ending:
-                return _run(cfg, checkpoint, why_one_process, python, ending)
+                best = _run(cfg, checkpoint, why_one_process, python, ending)
         finally:
             distributed.destroy_process_group()
+    if cfg.get("report") and resolvers.is_first():
+        folder = Path(cfg.paths.run_dir)
+        write_run_page(folder, cfg.get("trust") or (), python.frames if python else {})
+        log.info("%s: how good the network is, and where it is wrong", folder / PAGE)
+    return best
 
 
 def _run(
@@ -160,10 +167,11 @@ def _run(
     own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": software}
     record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
     if trainer.is_global_zero:
+        record["advice"] = advice(record, progress)
         write_json(folder / RESULTS, record)
         if python is None:
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
-            further = (advice(record, progress), next_commands(cfg, data, folder)) if ends else ()
+            further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()
             results.print_results(record, folder, *further)
     return best if best is not None else record["test"]["loss"]
 

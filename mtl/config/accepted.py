@@ -45,6 +45,7 @@ TOP: dict[str, Any] = {
     "compile": bool,
     "monitor": Name,
     "tested": Literal["best", "last"],
+    "report": bool,
     "task_batches": bool,
     "baseline": Model,
     "distillation": Distillation,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,40 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
     text: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
     axes.legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **text)
     return figure
+
+
+def courses_by_epoch(
+    folder: Path, panels: Mapping[str, Sequence[str]], epochs: float | None, tested: int | None
+) -> dict[str, Figure]:
+    """Draw what one run logged, by title: the metrics of each of ``panels`` that it has, over epochs from 0.
+
+    ``epochs``: how many it trained; without them, nothing is drawn. ``tested``: the epoch to mark.
+    """
+    drawn = dict[str, Figure]()
+    if not epochs:
+        return drawn
+    for title, metrics in panels.items():
+        courses = {}
+        for metric in metrics:
+            with suppress(InputError):
+                courses[metric] = read_course(folder, metric)
+        if not courses:
+            continue
+        figure = Figure(figsize=(4.2, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        steps = (1 + max(course["step"][-1] for course in courses.values())) / epochs  # of an epoch
+        for index, (metric, course) in enumerate(courses.items()):
+            at, point = (course["step"] + 1) / steps - 1, "o" if len(course) == 1 else None
+            label = "training" if metric.startswith("train/") else "validation"
+            axes.plot(at, course["value"], **look(index), linewidth=1.6, marker=point, label=label)
+        if tested is not None:
+            axes.axvline(tested, color="0.4", linewidth=0.8, linestyle=":", label="tested")
+        axes.set(xlabel="epoch", ylabel="loss" if len(metrics) > 1 else unformatted(metrics[0]))
+        axes.set_title(unformatted(title), fontsize=10)
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=8)
+        drawn[title] = figure
+    return drawn
 
 
 def _runs(count: int) -> str:

@@ -91,16 +91,17 @@ def write_page(
     costs = [replace(each.costs, title=each.title) for each in sections if each.costs]
     parts = [f"# {markdown(title)}", lead, "\n".join(said), _BRACKETS if said else ""]
     for each in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
-        parts += [f"## {markdown(each.title)}", each.text, *(table.markdown() for table in each.tables)]
-        parts.append(bullets(each.notes))
-        parts += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in each.figures if id(p) in files]
+        content = [each.text, *(table.markdown() for table in each.tables), bullets(each.notes)]
+        content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in each.figures if id(p) in files]
+        parts += [f"## {markdown(each.title)}", *content] if any(content) else []
     return "\n\n".join(part.strip("\n") for part in [*parts, end] if part.strip()) + "\n"
 
 
-def html(title: str, text: str, pictures: Mapping[str, Picture]) -> str:
+def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = "", folded: str = "") -> str:
     """Return a text in Markdown as a page of HTML, without scripts, that loads nothing; light or dark as the reader's.
 
-    Tags in ``text`` are text. ``pictures``: those that it links, by the names of their files.
+    Tags in ``text`` are text. ``pictures``: those that it links, by the names of their files. ``folded``:
+    Markdown for the end of the page, which a click on ``summary`` unfolds.
     """
 
     def image(self: Any, tokens: Any, index: int, *_: Any) -> str:
@@ -116,4 +117,7 @@ def html(title: str, text: str, pictures: Mapping[str, Picture]) -> str:
     reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
     reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
     template = Template(Path(__file__).with_name("page.html").read_text())
-    return template.substitute(title=escape(printable(title)), body=reader.render(text))
+    body = reader.render(text)
+    if folded:
+        body += f"<details><summary>{escape(printable(summary))}</summary>\n{reader.render(folded)}</details>"
+    return template.substitute(title=escape(printable(title)), body=body)

@@ -66,6 +66,7 @@ class Results(BaseModel, extra="allow"):
     seconds_per_epoch: float | None = None
     data: Data = Data()
     versions: dict[str, str | None] = {}
+    advice: list[str] = []
     finished: str = ""
     command: str = ""
 

@@ -135,7 +135,7 @@ def pictures_of(
     each picture file, the settings whose picture Markdown links too.
     """
     drawn, notes = _curves(runs, curves)
-    return [*drawn, *_weights(runs, linked or {})], notes
+    return [*drawn, *pictures_of_experts(runs, linked or {})], notes
 
 
 def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list[str]]:
@@ -157,7 +157,7 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
     return found, notes
 
 
-def _weights(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:
+def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:
     """Return pictures of the experts that tasks use, from the first run of each setting that has any."""
     found: dict[str, list[Picture]] = {}
     for run, setting in runs.table.select("run", "setting").rows():

@@ -9,7 +9,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from mtl.files.literals import printable
+from mtl.files.literals import plain, printable
 from mtl.files.tables import bullets
 from mtl.files.writing import write_text
 from mtl.report.page import Section, html, linked, write_page
@@ -17,6 +17,7 @@ from mtl.report.runs import Results, Runs, command, read_results
 from mtl.runs.results import duration
 
 CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
+MADE = "Where the numbers come from"
 _MOST = 3  # different commands, versions or data that are listed
 
 
@@ -28,11 +29,11 @@ def write_report(
     ``made``: how the numbers were made, for the end of the page, as ``heading`` says it.
     """
     table = pl.concat([each.table for each in runs], how="diagonal_relaxed")
-    end = f"## Where the numbers come from\n\n{bullets(made)}\n* All runs, with all of their numbers: [{CSV}]({CSV})"
+    end = f"{bullets(made)}\n* All runs, with all of their numbers: [{CSV}]({CSV})"
     pictures = linked(sections, "picture", every=True)
     write_text(target / CSV, table.write_csv())
-    write_text(target / MARKDOWN, write_page(title, sections, end=end))
-    write_text(target / PAGE, html(title, write_page(title, sections, end=end, pictures=pictures), pictures))
+    write_text(target / MARKDOWN, write_page(title, sections, end=f"## {MADE}\n\n{end}"))
+    write_text(target / PAGE, html(title, write_page(title, sections, pictures=pictures), pictures, MADE, end))
 
 
 def show(section: Section, files: str) -> None:
@@ -44,6 +45,8 @@ def show(section: Section, files: str) -> None:
     console.print()
     if section.settings and (sentence := section.settings.sentence()):
         console.print(Text(printable(sentence), style="bold"), "", sep="\n")
+    if section.text:
+        console.print(Text(plain(section.text)), "", sep="\n")
     for table in section.tables[:1]:
         shown = table.fitting(console.width)
         console.print(shown, "", *(Text(printable(line), style="dim") for line in shown.notes), sep="\n")

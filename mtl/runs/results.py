@@ -137,7 +137,7 @@ def print_results(
     for name in AVERAGES:
         if name in test:
             console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(test[name])}")
-    console.print(_tasks(record))
+    console.print(by_task(record))
     known = any(name.startswith("expert_share/") for name in test)
     if known and len(set(record.get("task_groups", {}).values())) > 1:
         console.print(_sharing(record))
@@ -166,7 +166,7 @@ def _experts(test: Mapping[str, Any]) -> str:
     return f"each task uses {used:.3g}{of} experts{mean}, "
 
 
-def _tasks(record: Mapping[str, Any]) -> Table | str:
+def by_task(record: Mapping[str, Any]) -> Table | str:
     """Return a table of the metrics of the tasks, beside those of the baselines; with many tasks, lines on their means.
 
     If it were long, it has the main metrics only.

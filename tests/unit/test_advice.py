@@ -72,7 +72,7 @@ def test_printed_commands_work_as_they_are(
     assert "clicked_probability" in capsys.readouterr().out
     report(second[second.index("report") + 1 :])
     page = (tmp_path / "my run" / "summary.md").read_text()
-    assert "Other models on the same test rows" in page
+    assert "Largest errors" in page
     assert "| clicked auroc | 0.5 |" in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
     assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]

@@ -1,0 +1,211 @@
+"""Write the page of one run: how good it is, where it is wrong, and on what it relies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from mtl.checkpoints.files import read
+from mtl.checks import InputError, first_line
+from mtl.config import build
+from mtl.config.resume import config_to_load
+from mtl.data_modules.split_rows import SplitRows
+from mtl.data_modules.tables.columns import named
+from mtl.files.tables import Table, bullets
+from mtl.predictions import class_names, readable
+from mtl.report.curves import courses_by_epoch
+from mtl.report.errors import Predicted, pictures_of_errors, residuals
+from mtl.report.page import Section, picture
+from mtl.report.runs import Results, read_results, read_runs
+from mtl.report.section import costs_of, pictures_of_experts
+from mtl.report.summary import heading, write_report
+from mtl.runs.results import MOST_TASKS, by_task, number
+from mtl.training.metrics import higher_is_better
+from mtl.types import ROW
+from mtl.use.trained import TrainedModel, model_of
+
+_ROWS = 2000  # test rows whose cells are shuffled
+_SHUFFLED = 200  # columns times shuffles, about
+_WORST = 5  # rows of a task
+_MOST_COLUMNS = 20  # of a table
+_LONGEST = 40  # characters of a cell
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The network of a run and its test rows: their predictions by task, and the ``rows`` of a table."""
+
+    model: TrainedModel
+    epoch: int
+    found: Sequence[Predicted]
+    rows: SplitRows | None
+    changes: Sequence[str] = field(default_factory=list)
+
+
+def write_run_page(
+    folder: Path,
+    trust: Sequence[str] = (),
+    frames: Mapping[str, pl.DataFrame] | None = None,
+    curves: Sequence[str] = (),
+) -> Section:
+    """Write the page of the finished run in ``folder`` into it, and return its first section.
+
+    The test rows are read again; without them, the page says so and has fewer sections. ``trust``: as for ``mtl.load``.
+    ``frames``: rows in memory, by split. ``curves``: further metrics to draw.
+    """
+    runs, results = read_runs([folder]), read_results(folder)[0]
+    assert results is not None
+    tested, notes = None, list[str]()
+    try:
+        tested = _tested(folder, trust, frames or {})
+        notes += tested.changes
+    except (InputError, OSError) as error:
+        notes.append(f"The test rows cannot be read again, so what needs them is left out: {first_line(error)}")
+    tasks = list(results.main_metrics)
+    if len(tasks) > MOST_TASKS:
+        notes.append(f"Pictures and rows are those of the first {MOST_TASKS} of {len(tasks)} tasks.")
+    shown = tasks[:MOST_TASKS]
+    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
+    drawn = courses_by_epoch(folder, panels, results.epochs, None if tested is None else tested.epoch)
+    notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
+    first = _overview(results, notes)
+    losses = [picture(each, f"{name}; the dotted line is the tested epoch") for name, each in drawn.items()]
+    sections = [first, Section("Losses by epoch", figures=losses)]
+    if tested is not None:
+        found = [each for each in tested.found if each.task.name in shown]
+        sections.append(Section("Where it is wrong", tables=residuals(found), figures=pictures_of_errors(found)))
+    sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
+    if tested is not None and tested.rows is not None:
+        sections += _of_table(tested, found, tested.rows)
+    costs = costs_of(runs)
+    sections += [Section("Costs", tables=[costs])] if costs else []
+    kept = [each for each in sections if each.text or each.tables or each.figures or each.notes]
+    write_report(folder.resolve().name, heading([folder]), kept, [runs], folder)
+    return first
+
+
+def _overview(results: Results, notes: Sequence[str]) -> Section:
+    """Return the main metrics in words, advice, and the table of all metrics beside those of other models."""
+    table, mains = by_task(results.model_dump()), results.main_metrics.items()
+    lines = table.splitlines() if isinstance(table, str) else [_sentence(*each, results) for each in mains]
+    tables = [] if isinstance(table, str) else [table]
+    return Section("How good it is", bullets([*lines, *results.advice]), tables=tables, notes=notes)
+
+
+def _sentence(task: str, metric: str, results: Results) -> str:
+    """Return the main metric of a task, and whether it is better than those of the other models."""
+    name, higher = f"{task}/{metric}", higher_is_better(metric)
+    own, found = results.test.get(name), dict[str, list[str]]()
+    for model, values in results.baselines.items():
+        theirs = values.get(name)
+        if own is not None and theirs is not None and higher is not None:
+            word = "equal to" if own == theirs else "better than" if (own > theirs) == higher else "worse than"
+            found.setdefault(word, []).append(f"{model} ({number(theirs)})")
+    parts = [f"{word} {' and '.join(models)}" for word, models in found.items()]
+    return ", ".join([f"{task}: {metric} {number(own)}", *parts])
+
+
+def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame]) -> Tested:
+    """Load the network of a run and predict its test rows. Raises InputError."""
+    checkpoint = read(folder)
+    cfg = config_to_load(checkpoint, trust)
+    data: Any = build.build_data(cfg)
+    if frames:
+        data.frames = frames
+    data.load_state_dict(checkpoint.data(), test_only=True)
+    data.prepare_data()
+    changes = [f"{change} since the training." for change in data.changed_files().values()]
+    data.setup()
+    model = model_of(checkpoint, cfg)
+    found = _predicted(model, data)
+    rows = data.split_rows()["test"] if hasattr(data, "split_rows") and model.labelled is not None else None
+    return Tested(model, int(checkpoint.get("epoch", 0)), found, rows, changes)
+
+
+@torch.no_grad()
+def _predicted(model: TrainedModel, data: Any) -> list[Predicted]:
+    """Return the predictions for the labelled test rows of each task, but for spans."""
+    specs = {task.name: task for task in model.spec.tasks}
+    parts: dict[str, list[Predicted]] = {}
+    first = 0
+    for batch in data.test_dataloader():
+        names = [name for name in batch.targets if specs[name].kind != "span"]
+        output = model.network({name: one.to(model.device) for name, one in batch.inputs.items()}, names)
+        values = readable(specs, {name: value.cpu() for name, value in output.predictions.items()})
+        for name in names:
+            parts.setdefault(name, []).append(Predicted.of(specs[name], values[name], batch.targets[name], first))
+        first += len(batch)
+    found = [Predicted.joined(parts[name]) for name in specs if name in parts]
+    return [each for each in found if len(each.label)]
+
+
+def _of_table(tested: Tested, found: Sequence[Predicted], rows: SplitRows) -> list[Section]:
+    """Return the importance of the columns of a table, and the rows with the largest errors of each task."""
+    worst = [each.error.topk(min(_WORST, len(each.error))).indices for each in found]
+    drawn = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ROWS])
+    numbers = [each.row[index].numpy() for each, index in zip(found, worst, strict=True)]
+    wanted = np.unique(np.concatenate([drawn, *numbers]))
+    frame = _rows_at(rows, wanted)
+    sample = frame[np.searchsorted(wanted, drawn)].select(named(frame))
+    tables = [
+        _worst(tested.model, each, index, frame[np.searchsorted(wanted, at)])
+        for each, index, at in zip(found, worst, numbers, strict=True)
+    ]
+    importance = _importance(tested.model, sample, [each.task.name for each in found])
+    return [Section("On what it relies", tables=[importance]), Section("Largest errors", tables=tables)]
+
+
+def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
+    """Return the rows of a split whose numbers, from 0, are ``wanted``, an ascending array; a block is read at once."""
+    parts, first = list[pl.DataFrame](), 0
+    for frame, _ in rows.frames(rows.source.columns):
+        parts.append(frame[wanted[(wanted >= first) & (wanted < first + len(frame))] - first])
+        first += len(frame)
+    return pl.concat(parts, how="vertical_relaxed")
+
+
+def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str]) -> Table:
+    """Return the importance of the columns for each of ``tasks``, the most important ones first."""
+    repeats = max(1, min(5, _SHUFFLED // len(model.columns)))
+    found = model.importance(sample, repeats, where="the test rows").filter(pl.col("task").is_in(tasks))
+    found = found.with_columns(pl.col("importance").fill_nan(None))
+    share = pl.col("importance") / pl.col("importance").max().over("task")
+    order = found.group_by("column", maintain_order=True).agg(share.mean()).sort("importance", descending=True)
+    values = {(task, column): value for task, column, _, value, _ in found.rows()}
+    metrics = dict(found.select("task", "metric").rows())
+    columns = order["column"].to_list()[:_MOST_COLUMNS]
+    rows = [[column, *(number(values[task, column]) for task in metrics)] for column in columns]
+    notes = [
+        f"How much worse the metric becomes if the cells of the column are shuffled among {len(sample):,} of the test "
+        f"rows, mean of {repeats} shuffles. Columns that say the same share their importance."
+    ]
+    notes += [f"{len(order) - len(columns)} less important columns are left out."] if len(order) > len(columns) else []
+    return Table(["column", *(f"{task} {metric}" for task, metric in metrics.items())], rows, notes=notes)
+
+
+def _worst(model: TrainedModel, found: Predicted, index: Any, frame: pl.DataFrame) -> Table:
+    """Return the rows ``frame``, which have the largest errors; ``index``: their places in ``found``."""
+    task, columns = found.task, model.columns[:_MOST_COLUMNS]
+    classes = class_names(task) if task.kind != "regression" else []
+    rows = []
+    for place, cells in zip(index.tolist(), frame.rows(named=True), strict=True):
+        label, prediction = found.label[place].item(), found.prediction[place].item()
+        right = classes[int(label)] if classes else f"{label:.6g}"
+        said = f"{prediction:.4g}" if task.kind != "multiclass" else classes[int(prediction)]
+        rows.append([str(cells[ROW]), right, said, *(_text(cells[column]) for column in columns)])
+    said = f"probability of {classes[1]}" if task.kind == "binary" else "prediction"
+    left = len(model.columns) - len(columns)
+    notes = [f"{left} more columns are left out."] if left else []
+    return Table(["row", "label", said, *columns], rows, task.name, notes)
+
+
+def _text(cell: Any) -> str:
+    text = "" if cell is None or (isinstance(cell, float) and math.isnan(cell)) else str(cell)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,94 @@
+"""The page of one run: its sections, odd labels and names, and a run whose rows are gone."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import mtl
+from mtl.cli.report import main
+
+SMALL = {"embedding_dim": 4, "num_experts": 2, "expert_units": [8], "head_units": [8], "max_epochs": 2}
+NASTY = "<script>alert(1)<b>|"
+OPTIONS = {"logger": "csv", "trainer.accelerator": "cpu", "callbacks.routing.pictures": True}
+SECTIONS = ["How good it is", "Losses by epoch", "Where it is wrong", "Experts by task", "On what it relies"]
+
+
+def rows(count: int, seed: int) -> pl.DataFrame:
+    """Return rows with a task of each kind; ``size`` lacks every third label."""
+    draw = np.random.default_rng(seed)
+    x, word = draw.normal(size=count), draw.choice(["a", "b", NASTY], count)
+    size = np.where(np.arange(count) % 3 == 0, np.nan, 2 * x)
+    kind = np.where(x < -0.5, "low", np.where(x < 0.5, "mid", NASTY))
+    return pl.DataFrame({"x": x, f"_{NASTY}": word, "click": (x > 0).astype(int), "size": size, "kind": kind})
+
+
+def page_of(folder: Path) -> tuple[str, list[str]]:
+    """Return the page of a run and its headings."""
+    page = (folder / "report.html").read_text()
+    return page, [unescape(each) for each in re.findall(r"<h[23]>(.*?)</h[23]>", page)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on rows in memory, of whose test rows none is a purchase."""
+    folder = tmp_path_factory.mktemp("page") / "run"
+    tasks = {f"{NASTY}$_": {"kind": "binary", "column": "click"}, "bought": "binary", "size": "regression"}
+    train = rows(200, 0).with_columns(bought=pl.col("click"))
+    test = rows(60, 1).with_columns(bought=0)
+    options = OPTIONS | {"report": True}
+    mtl.fit(train, tasks | {"kind": "multiclass"}, test=test, folder=folder, options=options, progress=False, **SMALL)
+    return folder
+
+
+def test_the_page_of_a_run_has_all_sections(run: Path) -> None:
+    page, headings = page_of(run)
+    tasks = [f"{NASTY}$_", "bought", "size", "kind"]
+    assert [each for each in headings if each not in ("Prediction minus label: quantiles", *tasks)] == [
+        *SECTIONS,
+        "Largest errors",
+        "Costs",
+    ]
+    assert headings[-5:-1] == tasks  # with a table of rows each
+    assert page.count("<figure") == 4 + 3 + 2 + 1  # losses; of binary tasks; of a number and of classes; experts
+    assert "<details><summary>Where the numbers come from" in page
+    assert "the test rows have one class: bought" in unescape(page)
+    assert "<script" not in page
+    text = (run / "summary.md").read_text()
+    assert f"{tasks[0].replace('<', '&lt;')}: auroc" in text.replace("\\", "")
+    assert "better than constant" in text
+
+
+def test_rows_with_the_largest_errors_are_those_of_the_table(run: Path) -> None:
+    text = (run / "summary.md").read_text().partition("### size\n")[2]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines()[3:8]]
+    test, found = rows(60, 1), [(int(row), float(label), float(said)) for row, label, said, *_ in lines]
+    for row, label, _ in found:
+        assert test["size"][row - 1] == pytest.approx(label, rel=1e-5)
+    predicted = mtl.load(run).predict(test)["size_prediction"]
+    errors = (predicted - test["size"]).abs().fill_nan(None).drop_nulls().sort(descending=True)
+    assert [abs(label - said) for _, label, said in found] == pytest.approx(errors[:5].to_list(), rel=0.01)
+
+
+def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(record | {"advice": ["Train longer."]}))
+    main([str(run), "--curve", "val/nothing"])
+    _, headings = page_of(run)
+    assert headings == ["How good it is", "Losses by epoch", "Experts by task", "Costs"]
+    printed = capsys.readouterr().out
+    assert "Train longer." in printed
+    assert (
+        "The test rows cannot be read again, so what needs them is left out: data.test_path=test: no such file"
+        in printed
+    )
+    assert "the run has not logged val/nothing" in printed
