@@ -22,6 +22,7 @@ from mtl.files.literals import unformatted
 from mtl.files.tables import Table
 from mtl.predictions import class_names
 from mtl.report.page import Picture, picture
+from mtl.runs.results import number
 from mtl.training.metrics import Rows, value_of
 from mtl.types import TaskSpec, labelled
 
@@ -74,7 +75,7 @@ def pictures_of_errors(found: Sequence[Predicted]) -> list[Picture]:
 def residuals(found: Sequence[Predicted]) -> list[Table]:
     """Return the quantiles of prediction minus label of the regressions, if there are any."""
     known = [each for each in found if each.task.kind == "regression"]
-    rows = [[each.task.name, *(f"{value:.4g}" for value in _quantiles(each))] for each in known]
+    rows = [[each.task.name, *map(number, _quantiles(each))] for each in known]
     header = ["task", *(f"{level:.0%}" for level in _QUANTILES)]
     return [Table(header, rows, "Prediction minus label: quantiles")] if rows else []
 
@@ -125,8 +126,8 @@ def _of_binary(
         axes.axline((0, 0), slope=1, color="0.5", linewidth=0.8, linestyle=":", zorder=0)
     if draw is _reliability:
         caption += f". {_GROUPS} groups of equally many rows, by prediction: on the diagonal, probabilities are right"
-        high = max(axes.get_xlim()[1], axes.get_ylim()[1])
-        axes.set(xlim=(0, min(high, 1.02)), ylim=(0, min(high, 1.02)))
+        ends = [*axes.get_xlim(), *axes.get_ylim()]
+        axes.set(xlim=(min(ends), max(ends)), ylim=(min(ends), max(ends)))
     else:
         left_out = [each.task.name for each, drawn in zip(found, both, strict=True) if not drawn]
         caption += f". Undefined, since the test rows have one class: {', '.join(left_out)}" if left_out else ""
@@ -148,7 +149,7 @@ def _confusion(found: Predicted) -> Picture:
     counts = multiclass_confusion_matrix(place[found.prediction], place[found.label], len(names)).numpy()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     figure, axes = _axes("predicted", "label", found.task.name, 1.6 + 0.38 * len(names))
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.grid(False)
     for row, column in np.ndindex(*counts.shape):
         ink = "black" if shares[row, column] < 0.6 else "white"

@@ -17,7 +17,7 @@ from mtl.checks import InputError, first_line
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.data_modules.split_rows import SplitRows
-from mtl.data_modules.tables.columns import named
+from mtl.data_modules.tables.columns import FILE, named
 from mtl.files.tables import Table, bullets
 from mtl.predictions import class_names, readable
 from mtl.report.curves import courses_by_epoch
@@ -32,9 +32,11 @@ from mtl.types import ROW
 from mtl.use.trained import TrainedModel, model_of
 
 _ROWS = 2000  # test rows whose cells are shuffled
-_SHUFFLED = 200  # columns times shuffles, about
+_SHUFFLED = 60  # columns times shuffles, about
+_WIDEST = 100  # columns; each shuffle encodes all of them
 _WORST = 5  # rows of a task
 _MOST_COLUMNS = 20  # of a table
+_IMPORTANCE = "On what it relies"
 _LONGEST = 40  # characters of a cell
 
 
@@ -158,14 +160,20 @@ def _of_table(tested: Tested, found: Sequence[Predicted], rows: SplitRows) -> li
         _worst(tested.model, each, index, frame[np.searchsorted(wanted, at)])
         for each, index, at in zip(found, worst, numbers, strict=True)
     ]
+    errors, wide = Section("Largest errors", tables=tables), len(tested.model.columns)
+    if wide > _WIDEST:
+        left_out = f"Left out, since the table has {wide} columns: model.importance(frame) computes it."
+        return [Section(_IMPORTANCE, notes=[left_out]), errors]
     importance = _importance(tested.model, sample, [each.task.name for each in found])
-    return [Section("On what it relies", tables=[importance]), Section("Largest errors", tables=tables)]
+    return [Section(_IMPORTANCE, tables=[importance]), errors]
 
 
 def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
     """Return the rows of a split whose numbers, from 0, are ``wanted``, an ascending array; a block is read at once."""
     parts, first = list[pl.DataFrame](), 0
-    for frame, _ in rows.frames(rows.source.columns):
+    for frame, file in rows.frames(rows.source.columns):
+        if len(rows.source.tables) > 1:
+            frame = frame.with_columns(pl.lit(file).alias(FILE))
         parts.append(frame[wanted[(wanted >= first) & (wanted < first + len(frame))] - first])
         first += len(frame)
     return pl.concat(parts, how="vertical_relaxed")
@@ -199,7 +207,8 @@ def _worst(model: TrainedModel, found: Predicted, index: Any, frame: pl.DataFram
         label, prediction = found.label[place].item(), found.prediction[place].item()
         right = classes[int(label)] if classes else f"{label:.6g}"
         said = f"{prediction:.4g}" if task.kind != "multiclass" else classes[int(prediction)]
-        rows.append([str(cells[ROW]), right, said, *(_text(cells[column]) for column in columns)])
+        file = f"{Path(cells[FILE]).name}, " if FILE in cells else ""
+        rows.append([f"{file}{cells[ROW]}", right, said, *(_text(cells[column]) for column in columns)])
     said = f"probability of {classes[1]}" if task.kind == "binary" else "prediction"
     left = len(model.columns) - len(columns)
     notes = [f"{left} more columns are left out."] if left else []
