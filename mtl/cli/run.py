@@ -81,7 +81,7 @@ def run(
                 best = _run(cfg, checkpoint, why_one_process, python, ending)
         finally:
             distributed.destroy_process_group()
-    if cfg.get("report") and resolvers.is_first():
+    if cfg.get("report") and not cfg.evaluate and resolvers.is_first():
         folder = Path(cfg.paths.run_dir)
         write_run_page(folder, cfg.get("trust") or (), python.frames if python else {})
         log.info("%s: how good the network is, and where it is wrong", folder / PAGE)

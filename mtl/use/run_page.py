@@ -23,7 +23,7 @@ from mtl.predictions import class_names, readable
 from mtl.report.curves import courses_by_epoch
 from mtl.report.errors import Predicted, pictures_of_errors, residuals
 from mtl.report.page import Section, picture
-from mtl.report.runs import Results, read_results, read_runs
+from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
 from mtl.report.summary import heading, write_report
 from mtl.runs.results import MOST_TASKS, by_task, number
@@ -78,7 +78,7 @@ def write_run_page(
     drawn = courses_by_epoch(folder, panels, results.epochs, None if tested is None else tested.epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     first = _overview(results, notes)
-    losses = [picture(each, f"{name}; the dotted line is the tested epoch") for name, each in drawn.items()]
+    losses = [picture(each, f"{name} by epoch") for name, each in drawn.items()]
     sections = [first, Section("Losses by epoch", figures=losses)]
     if tested is not None:
         found = [each for each in tested.found if each.task.name in shown]
@@ -95,9 +95,11 @@ def write_run_page(
 
 def _overview(results: Results, notes: Sequence[str]) -> Section:
     """Return the main metrics in words, advice, and the table of all metrics beside those of other models."""
-    table, mains = by_task(results.model_dump()), results.main_metrics.items()
-    lines = table.splitlines() if isinstance(table, str) else [_sentence(*each, results) for each in mains]
-    tables = [] if isinstance(table, str) else [table]
+    table = by_task(results.model_dump())
+    if isinstance(table, str):  # of many tasks
+        lines, tables = [line.strip() for line in table.splitlines()], []
+    else:
+        lines, tables = [_sentence(*each, results) for each in results.main_metrics.items()], [table]
     return Section("How good it is", bullets([*lines, *results.advice]), tables=tables, notes=notes)
 
 
@@ -116,7 +118,7 @@ def _sentence(task: str, metric: str, results: Results) -> str:
 
 def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame]) -> Tested:
     """Load the network of a run and predict its test rows. Raises InputError."""
-    checkpoint = read(folder)
+    checkpoint = read(folder, "last" if config(folder).get("tested") == "last" else "best")
     cfg = config_to_load(checkpoint, trust)
     data: Any = build.build_data(cfg)
     if frames:
@@ -139,8 +141,9 @@ def _predicted(model: TrainedModel, data: Any) -> list[Predicted]:
     first = 0
     for batch in data.test_dataloader():
         names = [name for name in batch.targets if specs[name].kind != "span"]
-        output = model.network({name: one.to(model.device) for name, one in batch.inputs.items()}, names)
-        values = readable(specs, {name: value.cpu() for name, value in output.predictions.items()})
+        inputs = {name: one.to(model.device) for name, one in batch.inputs.items()}
+        outputs = model.network(inputs, names).predictions if names else {}
+        values = readable(specs, {name: value.cpu() for name, value in outputs.items()})
         for name in names:
             parts.setdefault(name, []).append(Predicted.of(specs[name], values[name], batch.targets[name], first))
         first += len(batch)

@@ -42,8 +42,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tasks = {f"{NASTY}$_": {"kind": "binary", "column": "click"}, "bought": "binary", "size": "regression"}
     train = rows(200, 0).with_columns(bought=pl.col("click"))
     test = rows(60, 1).with_columns(bought=0)
-    options = OPTIONS | {"report": True}
-    mtl.fit(train, tasks | {"kind": "multiclass"}, test=test, folder=folder, options=options, progress=False, **SMALL)
+    mtl.fit(
+        train,
+        tasks | {"kind": "multiclass"},
+        test=test,
+        folder=folder,
+        options=OPTIONS,
+        report=True,
+        progress=False,
+        **SMALL,
+    )
     return folder
 
 
