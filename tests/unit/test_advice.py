@@ -74,5 +74,6 @@ def test_printed_commands_work_as_they_are(
     page = (tmp_path / "my run" / "summary.md").read_text()
     assert "Largest errors" in page
     assert "better than constant (0.5000)" in page
+    assert "* Advice." in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
     assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]
