@@ -144,6 +144,7 @@ def courses_by_epoch(
         if tested is not None:
             axes.axvline(tested, color="0.4", linewidth=0.8, linestyle=":", label="tested")
         axes.set(xlabel="epoch", ylabel="loss" if len(metrics) > 1 else unformatted(metrics[0]))
+        axes.locator_params(axis="x", integer=True)
         axes.set_title(unformatted(title), fontsize=10)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)

@@ -186,9 +186,14 @@ def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str])
     """Return the importance of the columns for each of ``tasks``, the most important ones first."""
     repeats = max(1, min(5, _SHUFFLED // len(model.columns)))
     found = model.importance(sample, repeats, where="the test rows").filter(pl.col("task").is_in(tasks))
-    found = found.with_columns(pl.col("importance").fill_nan(None))
-    share = pl.col("importance") / pl.col("importance").max().over("task")
-    order = found.group_by("column", maintain_order=True).agg(share.mean()).sort("importance", descending=True)
+    known = pl.col("importance").fill_nan(None).clip(0)
+    share = known / known.max().over("task").clip(1e-12)
+    order = (
+        found.with_columns(share=share)
+        .group_by("column", maintain_order=True)
+        .agg(pl.col("share").mean())
+        .sort("share", descending=True)
+    )
     values = {(task, column): value for task, column, _, value, _ in found.rows()}
     metrics = dict(found.select("task", "metric").rows())
     columns = order["column"].to_list()[:_MOST_COLUMNS]
