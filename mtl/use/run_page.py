@@ -186,15 +186,11 @@ def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str])
     """Return the importance of the columns for each of ``tasks``, the most important ones first."""
     repeats = max(1, min(5, _SHUFFLED // len(model.columns)))
     found = model.importance(sample, repeats, where="the test rows").filter(pl.col("task").is_in(tasks))
-    known = pl.col("importance").fill_nan(None).clip(0)
-    share = known / known.max().over("task").clip(1e-12)
-    order = (
-        found.with_columns(share=share)
-        .group_by("column", maintain_order=True)
-        .agg(pl.col("share").mean())
-        .sort("share", descending=True)
-    )
-    values = {(task, column): value for task, column, _, value, _ in found.rows()}
+    found = found.with_columns(pl.col("importance").fill_nan(None))
+    known = pl.col("importance").clip(0)
+    found = found.with_columns(share=known / known.max().over("task").clip(1e-12))
+    order = found.group_by("column", maintain_order=True).agg(pl.col("share").mean()).sort("share", descending=True)
+    values = {(task, column): value for task, column, value in found.select("task", "column", "importance").rows()}
     metrics = dict(found.select("task", "metric").rows())
     columns = order["column"].to_list()[:_MOST_COLUMNS]
     rows = [[column, *(number(values[task, column]) for task in metrics)] for column in columns]

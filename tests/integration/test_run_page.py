@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def test_the_page_of_a_run_has_all_sections(run: Path) -> None:
     text = (run / "summary.md").read_text()
     assert f"{tasks[0].replace('<', '&lt;')}: auroc" in text.replace("\\", "")
     assert "better than constant" in text
+    assert "nan" not in text.partition("## On what it relies")[2].partition("##")[0]  # bought has no auroc
 
 
 def test_rows_with_the_largest_errors_are_those_of_the_table(run: Path) -> None:
@@ -88,6 +90,7 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(run, tmp_path / "run")
     record = json.loads((run / "results.json").read_text())
     (run / "results.json").write_text(json.dumps(record | {"advice": ["Train longer."]}))
     main([str(run), "--curve", "val/nothing"])
