@@ -10,7 +10,6 @@ from typing import Any
 
 from mtl.checks import require, require_packages
 from mtl.cli.errors import as_one_message
-from mtl.files.records import RESULTS
 
 WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
@@ -43,16 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def finished(given: Sequence[str]) -> Path | None:
     """Return the folder that ``given`` names if it is that of one run, which has finished."""
-    return next((Path(word) for word in given if len(given) == 1 and (Path(word) / RESULTS).is_file()), None)
+    from mtl.report.runs import read_results
+
+    return next((Path(word) for word in given if len(given) == 1 and read_results(Path(word))[0]), None)
 
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool) -> None:
     """Write the page of one finished run, and print its metrics."""
-    from mtl.report.runs import read_results
     from mtl.use.run_page import write_run_page
 
-    damage = read_results(run)[1]
-    require(damage is None, f"{run}: {damage}")
     sections = write_run_page(run, trust, curves=curves)
     _show(sections, sections[:1], run, latex)
 

@@ -56,8 +56,8 @@ def write_run_page(
     trust: Sequence[str] = (),
     frames: Mapping[str, pl.DataFrame] | None = None,
     curves: Sequence[str] = (),
-) -> Section:
-    """Write the page of the finished run in ``folder`` into it, and return its first section.
+) -> list[Section]:
+    """Write the page of the finished run in ``folder`` into it, and return its sections.
 
     The test rows are read again; without them, the page says so and has fewer sections. ``trust``: as for ``mtl.load``.
     ``frames``: rows in memory, by split. ``curves``: further metrics to draw.
@@ -77,9 +77,8 @@ def write_run_page(
     panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
     drawn = courses_by_epoch(folder, panels, results.epochs, None if tested is None else tested.epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
-    first = _overview(results, notes)
     losses = [picture(each, f"{name} by epoch") for name, each in drawn.items()]
-    sections = [first, Section("Losses by epoch", figures=losses)]
+    sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
     if tested is not None:
         found = [each for each in tested.found if each.task.name in shown]
         sections.append(Section("Where it is wrong", tables=residuals(found), figures=pictures_of_errors(found)))
@@ -90,7 +89,7 @@ def write_run_page(
     sections += [Section("Costs", tables=[costs])] if costs else []
     kept = [each for each in sections if each.text or each.tables or each.figures or each.notes]
     write_report(folder.resolve().name, heading([folder]), kept, [runs], folder)
-    return first
+    return kept
 
 
 def _overview(results: Results, notes: Sequence[str]) -> Section:
@@ -165,7 +164,7 @@ def _of_table(tested: Tested, found: Sequence[Predicted], rows: SplitRows) -> li
     ]
     errors, wide = Section("Largest errors", tables=tables), len(tested.model.columns)
     if wide > _WIDEST:
-        left_out = f"Left out, since the table has {wide} columns: model.importance(frame) computes it."
+        left_out = f"Left out, since the table has {wide} columns: mtl importance RUN ROWS computes it."
         return [Section(_IMPORTANCE, notes=[left_out]), errors]
     importance = _importance(tested.model, sample, [each.task.name for each in found])
     return [Section(_IMPORTANCE, tables=[importance]), errors]

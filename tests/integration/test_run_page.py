@@ -93,7 +93,7 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     run = shutil.copytree(run, tmp_path / "run")
     record = json.loads((run / "results.json").read_text())
     (run / "results.json").write_text(json.dumps(record | {"advice": ["Train longer."]}))
-    main([str(run), "--curve", "val/nothing"])
+    main([str(run), "--curve", "val/nothing", "--latex"])
     _, headings = page_of(run)
     assert headings == ["How good it is", "Losses by epoch", "Experts by task", "Costs"]
     printed = capsys.readouterr().out
@@ -103,3 +103,7 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
         in printed
     )
     assert "the run has not logged val/nothing" in printed
+    assert r"\begin{tabular}" in (run / "summary.tex").read_text()
+    (run / "results.json").write_text("{")  # damaged
+    main([str(run)])
+    assert "1 of 1 runs have not finished" in capsys.readouterr().out
