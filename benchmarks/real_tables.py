@@ -292,18 +292,18 @@ def against_rivals(half: pl.DataFrame) -> list[str]:
 
 
 def sharing(half: pl.DataFrame) -> list[str]:
-    """Return sentences that say which of the ensembles is better: gates, a shared bottom, one network for each task."""
-    names = [*NETWORKS][1:]
-    there = set(half["contender"])
+    """Return sentences that compare our networks: gates, a shared bottom, one network for each task, no ensemble."""
+    mixture, ensemble, bottom, single = NETWORKS
+    pairs = [(ensemble, mixture), (ensemble, bottom), (ensemble, single), (bottom, single)]
+    pairs = [pair for pair in pairs if {*pair} <= {*half["contender"]}]
+    gains = [np.subtract(*wide(half, pair).T) for pair in pairs]
+    raw = [float(wilcoxon(each).pvalue) for each in gains]
+    adjusted = [max(min(1.0, p * sum(q >= p for q in raw)) for p in raw if p <= own) for own in raw]  # Holm (1979)
     lines = []
-    for better, worse in (names[:2], names[::2], names[1:]):
-        if {better, worse} <= there:
-            pairs = wide(half, [better, worse])
-            gains = pairs[:, 0] - pairs[:, 1]
-            p = float(wilcoxon(gains).pvalue)
-            decided = f"{better if gains.mean() > 0 else worse} is better" if p < 0.05 else "undecided"
-            counts = f"better on {int((gains > 0).sum())} of {len(gains)} tables, mean difference {gains.mean():+.4f}"
-            lines.append(f"* {better} against {worse}: {decided} ({counts}, Wilcoxon's p = {p:.2g}).")
+    for (one, other), each, p in zip(pairs, gains, adjusted, strict=True):
+        decided = f"{one if each.mean() > 0 else other} is better" if p < 0.05 else "undecided"
+        counts = f"better on {int((each > 0).sum())} of {len(each)} tables, mean difference {each.mean():+.4f}"
+        lines.append(f"* {one} against {other}: {decided} ({counts}; Wilcoxon's p, after Holm's correction, {p:.2g}).")
     return lines
 
 
