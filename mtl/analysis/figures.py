@@ -1,4 +1,4 @@
-"""Draw routing, in colours that colour-blind readers can tell apart (viridis; Okabe and Ito's eight)."""
+"""Draw routing, in colours that colour-blind readers can tell apart: shades of blue, and Okabe and Ito's eight."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     if values.size <= 256:
         for row, column in zip(*np.nonzero(values >= _SMALL), strict=True):
             value = float(values[row, column])
-            ink = "white" if value < 0.6 * values.max() else "black"
+            ink = "black" if value < 0.6 * values.max() else "white"
             text = f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink)
     figure.colorbar(image, ax=axes, label="mean weight")
@@ -140,7 +140,8 @@ def _matrix(axes: Axes, values: Any, highest: float = 1.0) -> Any:
     """Draw ``values [rows, columns]`` and number the columns, at most ``_MOST_TICKS`` of them; return the image."""
     axes.set_xticks(range(0, values.shape[1], -(-values.shape[1] // _MOST_TICKS)))
     axes.tick_params(labelsize=8)
-    return axes.imshow(values, cmap="viridis", vmin=0, vmax=highest, aspect="auto")
+    # 0 is white, which becomes the page where a dark page inverts its pictures
+    return axes.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
 
 
 def _lines(axes: Axes, at: Any, values: Any, looks: Sequence[Mapping[str, str]], width: float) -> None:
