@@ -34,6 +34,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import mtl
+from mtl.report.statistics import holm
 
 TABLES = Path(__file__).parent / "tables"
 OUT = ROOT / "benchmarks" / "accuracy" / "real_tables.csv"
@@ -297,8 +298,7 @@ def sharing(half: pl.DataFrame) -> list[str]:
     pairs = [(ensemble, mixture), (ensemble, bottom), (ensemble, single), (bottom, single)]
     pairs = [pair for pair in pairs if {*pair} <= {*half["contender"]}]
     gains = [np.subtract(*wide(half, pair).T) for pair in pairs]
-    raw = [float(wilcoxon(each).pvalue) for each in gains]
-    adjusted = [max(min(1.0, p * sum(q >= p for q in raw)) for p in raw if p <= own) for own in raw]  # Holm (1979)
+    adjusted = holm([float(wilcoxon(each).pvalue) for each in gains])
     lines = []
     for (one, other), each, p in zip(pairs, gains, adjusted, strict=True):
         decided = f"{one if each.mean() > 0 else other} is better" if p < 0.05 else "undecided"

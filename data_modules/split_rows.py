@@ -101,8 +101,15 @@ def time_marks(source: RowSource, column: str, shares: Mapping[str, float], gap:
     """Cut the rows by ``shares`` in the order of their times, as ``column`` has them; rows of one time stay together.
 
     ``gap``: the rows of so many days at the start of each split but the first are in no split; if the column holds
-    numbers, in its units. The times of all rows are in memory, 8 bytes for each. Raises InputError for a bad cell.
+    numbers, in its units. The times of all rows are in memory, 8 bytes for each; so is the column while it is read, if
+    it is text. Raises InputError for a bad cell.
     """
+
+    blocks = source.blocks(None)
+    texts, form = source.schema[column] == pl.String, ""
+    every = pl.concat([source.read(block, [column]) for block in blocks]) if texts else pl.DataFrame()
+    if texts and parse(every[column]).null_count():  # dates, in the one format that fits those of all files
+        form = format_of(every[column], given, "date", lambda row: cell(every, column, row, source.here))
 
     def read(block: Block) -> np.ndarray[Any, Any]:
         rows = source.read(block, [column])
@@ -110,12 +117,11 @@ def time_marks(source: RowSource, column: str, shares: Mapping[str, float], gap:
         _check_filled(rows, column, block, "data.split_by=time needs the time of each row")
         times = parse(rows[column])
         if times.null_count():
-            form = format_of(rows[column], given, "date", lambda row: cell(rows, column, row, block.file))
             found = dates(rows, column, block.file, None, form)
             times = found.dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
         return times.to_numpy()
 
-    times = np.sort(np.concatenate([read(block) for block in source.blocks(None)]))
+    times = np.sort(np.concatenate([read(block) for block in blocks]))
     ends = np.cumsum(list(shares.values()))[:-1] / sum(shares.values())
     starts = times[(ends * len(times)).round().astype(int).clip(max=len(times) - 1)]  # of all splits but the first
 

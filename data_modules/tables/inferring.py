@@ -50,7 +50,7 @@ class ColumnLearner:
     counts: Counts | None = field(default_factory=Counts)
     elements: Counts = field(default_factory=Counts)  # list, text
     longest: int = 1  # list, text
-    has_text: bool = False  # text: a cell that is no number or date
+    has_text: bool = False  # of kind text: whether some cell is neither a number nor a date
     alike: Sequence[Counts] = ()  # of the columns with the same vocabulary: a target and its lists
     newest: datetime | None = None
     parts: dict[str, Counts] = field(default_factory=dict)  # of dates

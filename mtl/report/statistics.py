@@ -280,3 +280,11 @@ def with_delta(
         return table
     column = DELTA if split == "test" else f"{split} {DELTA}"
     return table.with_columns(pl.Series(column, [found.get(run) for run in table["run"]], pl.Float64))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values, in the order given, corrected for their number (Holm 1979)."""
+    corrected, largest = [0.0] * len(values), 0.0
+    for rank, (p, index) in enumerate(sorted(zip(values, range(len(values)), strict=True))):
+        largest = corrected[index] = max(largest, min(1.0, p * (len(values) - rank)))
+    return corrected

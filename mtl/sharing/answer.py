@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mtl.report.runs import Runs
-from mtl.report.statistics import FEWEST, Difference, Outcome, Value, Values, difference, runs_to_decide, summarise
+from mtl.report.statistics import (
+    FEWEST,
+    Difference,
+    Outcome,
+    Value,
+    Values,
+    difference,
+    holm,
+    runs_to_decide,
+    summarise,
+)
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
 EQUAL = 1e-9  # percent: gains with a smaller standard error differ by rounding alone
@@ -94,7 +104,14 @@ def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]], split: s
                 up = runs.is_higher_better(column) is not False
                 apart = percent(runs.values(setting, column), runs.values(ALONE, column), up, runs.overlap)
                 found.append(Gain(setting, task, tuple(others), apart, apart.p if apart else None))
-    return holm(found)
+    return corrected(found)
+
+
+def corrected(found: Sequence[Gain]) -> list[Gain]:
+    """Correct the p-values of gains for their number."""
+    known = holm([each.p for each in found if each.p is not None])
+    values, count = iter(known), max(len(known), 1)
+    return [replace(each, p=None if each.p is None else next(values), comparisons=count) for each in found]
 
 
 def chosen(found: Sequence[Gain]) -> dict[str, dict[str, Sequence[str]]]:
@@ -113,16 +130,6 @@ def percent(values: Values, alone: Values, higher: bool, overlap: float) -> Diff
     """Return by how much ``values`` are better, in percent of the mean of ``alone``; None if undefined."""
     base, found = summarise(list(alone.values())).mean, difference(values, alone, 1.0, overlap)
     return found.times((100 if higher else -100) / abs(base)) if found and base else None
-
-
-def holm(found: Sequence[Gain]) -> list[Gain]:
-    """Correct p-values for their number: Holm (1979)."""
-    order = sorted((g.p, i) for i, g in enumerate(found) if g.p is not None)
-    corrected, largest = {}, 0.0
-    for rank, (p, index) in enumerate(order):
-        largest = max(largest, min(1.0, p * (len(order) - rank)))
-        corrected[index] = largest
-    return [replace(g, p=corrected.get(i), comparisons=max(len(order), 1)) for i, g in enumerate(found)]
 
 
 def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: int) -> str:

@@ -25,7 +25,7 @@ from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
 from mtl.report.statistics import Difference, difference, runs_to_decide, with_delta
 from mtl.sharing import grouping
-from mtl.sharing.answer import Gain, answer, chosen, gains, holm, recommended
+from mtl.sharing.answer import Gain, answer, chosen, corrected, gains, recommended
 from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
@@ -98,7 +98,7 @@ def test_gains_without_spread_or_of_two_seeds_are_undecided(mean: float) -> None
 
 
 def test_holm_corrects_for_all_gains_of_a_kind() -> None:
-    found = holm([gain(1, 1, p) for p in (0.01, 0.04, 0.03, None)])
+    found = corrected([gain(1, 1, p) for p in (0.01, 0.04, 0.03, None)])
     assert [each.p for each in found] == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06), None]
 
 

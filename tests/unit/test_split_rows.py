@@ -63,6 +63,21 @@ def test_rows_of_one_time_stay_together_and_those_in_a_gap_are_left_out(way: str
     }
 
 
+def test_the_format_of_dates_follows_from_all_files(tmp_path: Path) -> None:
+    """In the second file alone, 03/02/2026 may be in March."""
+    days = [datetime(2026, month, day) for month, most in ((1, 28), (2, 4)) for day in range(1, most + 1)]
+    texts = [day.strftime("%d/%m/%Y") for day in days]
+    rows = pl.DataFrame({"n": range(32), "y": [0, 1] * 16, "at": texts})
+    (tmp_path / "t").mkdir()
+    rows[:28].write_csv(tmp_path / "t" / "1.csv")
+    rows[28:].write_csv(tmp_path / "t" / "2.csv")
+    options = {"split_by": "time", "time_column": "at", "split": [0.5, 0.25, 0.25], "batch_size": 8}
+    found = TableDataModule(path=tmp_path / "t", tasks={"y": "binary"}, **options).split_rows()
+    parts = {name: pl.concat([frame for frame, _ in part.frames(["n"])]) for name, part in found.items()}
+    assert [len(part) for part in parts.values()] == [16, 8, 8]
+    assert parts["test"]["n"].cast(int).to_list() == [*range(24, 32)]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_all_rows_of_a_group_are_in_one_split(way: str, tmp_path: Path) -> None:
     users = {"user": [f"u{row % 150}" for row in range(ROWS)]}
