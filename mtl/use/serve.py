@@ -203,7 +203,7 @@ def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
 def page(about: Mapping[str, Any], address: str) -> str:
     """Return the answer of /docs, which needs no file from elsewhere; ``about``: see ``describe``."""
     body = json.dumps({"rows": [dict.fromkeys(about["model"]["columns"])]}, ensure_ascii=False)
-    call = f"curl {address}predict -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}"
+    call = f"curl {shlex.quote(f'{address}predict')} -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}"
     tasks = ", ".join(f"{task['name']} ({task['kind']})" for task in about["tasks"])
     return (
         f"<!doctype html><meta charset=utf-8><title>mtl serve</title><h1>mtl serve: {html.escape(tasks)}</h1>"
