@@ -4,8 +4,9 @@ Each file of ``benchmarks/tables`` describes a table with several targets: where
 columns that give a target away. All contenders have their defaults; validation rows stop them early. The scores of the
 test rows go to ``accuracy/real_tables.csv``, results that are there already are not computed again, and the page
 ``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``; the slow neural rival, which
-``--contenders realmlp`` adds, needs ``pip install pytabkit`` too. ``--try recipe.dropout=0.3`` runs only the ensemble
-with another value of an option, on the tables for development; the page then has its effect.
+``--contenders realmlp`` adds, needs ``pip install pytabkit`` too. ``--try recipe.dropout=0.3 recipe.k=1`` runs only the
+ensemble and the ensemble with another value of each option, on the tables for development; their scores go to
+``accuracy/real_tables_options.csv``, and the page has the effects.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from mtl.report.statistics import holm
 
 TABLES = Path(__file__).parent / "tables"
 OUT = ROOT / "benchmarks" / "accuracy" / "real_tables.csv"
+OPTIONS = OUT.with_name("real_tables_options.csv")  # of --try: all on one machine
 FIELDS = (
     *("table", "held_out", "rows", "unlabelled", "split", "contender"),
     *("target", "metric", "score", "log_loss", "cpu_seconds"),
@@ -93,7 +95,7 @@ def score(kind: str, truth: Any, prediction: Any) -> tuple[str, float]:
 def network(tasks: Mapping[str, str], frames: Frames, seed: int, changes: Any, **keywords: Any) -> dict[str, Any]:
     """Train one network for all targets; return its predictions of the test rows by target.
 
-    ``changes``: options in sections, as in YAML.
+    ``changes``: values of options, by name.
     """
     frame, valid, test = (frames[part] for part in ("train", "valid", "test"))
     options = {"threads": 1, "baseline": "none"} | changes
@@ -218,7 +220,8 @@ def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
         predictions = others(contender, tasks, frames, split)
     else:
         base, _, word = contender.partition(WITH)
-        changes = OmegaConf.to_container(OmegaConf.from_dotlist([word])) if word else {}
+        option, _, value = word.partition("=")
+        changes = {option: OmegaConf.from_dotlist([f"value={value}"]).value} if word else {}
         predictions = network(tasks, frames, split, changes, **NETWORKS[base])
     seconds, rows = time.process_time() - began, []
     count = sum(map(len, frames.values()))
@@ -235,26 +238,31 @@ def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
     return rows
 
 
-def page(table: pl.DataFrame) -> str:
-    """Return the page of the results: for each half, ranks and scores by table."""
-    each = table.group_by("table", "held_out", "split", "contender", maintain_order=True).agg(
+def by_split(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the means over the targets, by table, split and contender."""
+    return table.group_by("table", "held_out", "split", "contender", maintain_order=True).agg(
         pl.col("score", "log_loss", "unlabelled").mean(), pl.col("cpu_seconds", "rows").first()
     )
+
+
+def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
+    """Return the page of the results: for each half, ranks and scores by table; ``tried``: of ``--try``."""
+    each = by_split(table)
     means = each.group_by("table", "held_out", "contender", maintain_order=True).mean().drop("split")
     lines = ["# One network for all targets, or a model for each?", ""]
     titles = {True: "Tables on which no default was chosen", False: "Tables on which defaults were chosen"}
     for held_out, title in titles.items():
-        half = means.filter(pl.col("held_out") == held_out, ~pl.col("contender").str.contains(WITH))
+        half = means.filter(pl.col("held_out") == held_out)
         half = half.filter(pl.len().over("table") == pl.col("contender").n_unique())  # with all contenders
         if not set(half["contender"]) >= {*RIVALS}:
             continue
         splits = each.filter(pl.col("held_out") == held_out)["split"].n_unique()
         lines += [f"## {title}", "", f"{half['table'].n_unique()} tables; splits of each: {splits}.", ""]
         lines += [*against_rivals(half), "", *sharing(half), "", *scores(half), ""]
-        tried = effects(each.filter(pl.col("held_out") == held_out))
-        if tried:
-            lines += ["Another value of one option, against the ensemble of the same table and split:", ""]
-            lines += ["| option | mean difference [95 %] | better on | CPU time |", "|---|---|---|---|", *tried, ""]
+    if tried is not None:
+        lines += ["Another value of one option, against the ensemble of the same table and split:", ""]
+        lines += ["| option | mean difference [95 %] | better on | CPU time |", "|---|---|---|---|"]
+        lines += [*effects(by_split(tried)), ""]
     return "\n".join([*lines, EXPLANATION])
 
 
@@ -314,7 +322,7 @@ def effects(each: pl.DataFrame) -> list[str]:
     lines = []
     base = each.filter(pl.col("contender") == "ensemble")
     for name in each["contender"].unique(maintain_order=True):
-        if WITH not in name:
+        if name == "ensemble":
             continue
         both = each.filter(pl.col("contender") == name).join(base, on=["table", "split"])
         tables = both.group_by("table", maintain_order=True).agg(gain=(pl.col("score") - pl.col("score_right")).mean())
@@ -359,15 +367,15 @@ def main() -> None:
     every = [*OTHERS, *NETWORKS]
     usual = [name for name in every if name not in SLOW]
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
-    parser.add_argument("--try", dest="word", metavar="OPTION=VALUE", help="only the ensemble with this option")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--try", dest="words", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")
     given = parser.parse_args()
-    if given.word:
-        given.contenders = [f"ensemble{WITH}{given.word}"]
+    out = OPTIONS if given.words else OUT
+    if given.words:
+        given.contenders = ["ensemble", *(f"ensemble{WITH}{word}" for word in given.words)]
         given.tables = [name for name in given.tables if not OmegaConf.load(TABLES / f"{name}.yaml").held_out]
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    rows: list[dict[str, Any]] = pl.read_csv(given.out).to_dicts() if given.out.exists() else []
+    rows: list[dict[str, Any]] = pl.read_csv(out).to_dicts() if out.exists() else []
     done = {(row["table"], row["split"], row["contender"]) for row in rows}
     for split in given.splits:
         for name in given.tables:
@@ -378,11 +386,11 @@ def main() -> None:
                 rows += new
                 mean = np.mean([row["score"] for row in new])
                 print(f"{name}, split {split}, {contender}: {mean:.4f}, {new[0]['cpu_seconds']:.1f} s", flush=True)
-                with given.out.open("w", newline="") as file:
+                with out.open("w", newline="") as file:
                     writer = csv.DictWriter(file, FIELDS)
                     writer.writeheader()
                     writer.writerows(rows)
-    given.out.with_suffix(".md").write_text(page(pl.read_csv(given.out)))
+    OUT.with_suffix(".md").write_text(page(pl.read_csv(OUT), pl.read_csv(OPTIONS) if OPTIONS.exists() else None))
 
 
 if __name__ == "__main__":

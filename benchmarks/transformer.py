@@ -1,11 +1,11 @@
 """Compare our Transformer, dense and with a mixture of four experts, to `transformers`' BERT in the same process.
 
-python benchmarks/transformer.py [--rounds N] [--layers 4] [--hidden 256] [--rows 32]. The mixture is top-1 of four
-experts of the dense layer's width: the same FLOPs per token. COMET's gates are those of the end of a training, with
-one expert for each token. ``naive`` is `transformers`' BERT whose feed-forward layers are a loop over the same four
-experts with boolean masks. All start from the same weights. Batches: without padding, and with the lengths of GLUE
-rows that are bucketed by length or drawn at random. Forward passes are in evaluation mode, training is forward and
-backward; AdamW's step, which depends on the number of parameters alone, is timed by itself.
+python benchmarks/transformer.py [--rounds N] [--layers 4] [--hidden 256] [--rows 32] [--device cuda] [--precision P].
+The mixture is top-1 of four experts of the dense layer's width: the same FLOPs per token. COMET's gates are those of
+the end of a training, with one expert for each token. ``naive`` is `transformers`' BERT whose feed-forward layers are a
+loop over the same four experts with boolean masks. All start from the same weights. Batches: without padding, and with
+the lengths of GLUE rows that are bucketed by length or drawn at random. Forward passes are in evaluation mode, training
+is forward and backward; AdamW's step, which depends on the number of parameters alone, is timed by itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NaiveMixture(nn.Module):
         mixed = torch.zeros_like(x)
         for index, expert in enumerate(self.experts):
             chosen = best == index
-            mixed[chosen] = value[chosen][:, None] * expert(x[chosen])
+            mixed[chosen] = (value[chosen][:, None] * expert(x[chosen])).to(mixed.dtype)
         return mixed
 
 
@@ -75,16 +75,18 @@ def naive(model: Any, hidden: int) -> Any:
 def batch(kind: str, rows: int) -> Batch:
     """Return a batch without padding, or with lengths as in a bucketed or a random batch of GLUE."""
     generator = torch.Generator().manual_seed(0)
-    if kind == "no padding":
-        lengths = torch.full((rows,), LONGEST)
-    elif kind == "bucketed":
-        lengths = torch.randint(LONGEST - 5, LONGEST + 1, (rows,), generator=generator)
-    else:
-        lengths = (torch.rand(rows, generator=generator).pow(2) * (LONGEST - 6)).long() + 6
-    lengths[0] = LONGEST
-    ids = torch.randint(5, VOCAB, (rows, LONGEST), generator=generator)
-    real = torch.arange(LONGEST) < lengths[:, None]
-    return {"tokens": ids * real, "segments": torch.zeros_like(ids)}
+    with torch.device("cpu"):
+        if kind == "no padding":
+            lengths = torch.full((rows,), LONGEST)
+        elif kind == "bucketed":
+            lengths = torch.randint(LONGEST - 5, LONGEST + 1, (rows,), generator=generator)
+        else:
+            lengths = (torch.rand(rows, generator=generator).pow(2) * (LONGEST - 6)).long() + 6
+        lengths[0] = LONGEST
+        ids = torch.randint(5, VOCAB, (rows, LONGEST), generator=generator)
+        tokens = ids * (torch.arange(LONGEST) < lengths[:, None])
+    device = torch.get_default_device()
+    return {"tokens": tokens.to(device), "segments": torch.zeros_like(tokens, device=device)}
 
 
 def theirs(model: Any) -> Callable[[Batch], Tensor]:
@@ -102,6 +104,7 @@ def main() -> None:
         layers=(int, 4, "layers of the encoder"),
         hidden=(int, 256, "size of the hidden states"),
         rows=(int, 32, "rows of a batch"),
+        precision=(str, "32", "32, or bf16: under autocast to bfloat16"),
     )
     config = {
         "vocab_size": VOCAB,
@@ -126,17 +129,20 @@ def main() -> None:
             if name.endswith("split_weight"):
                 parameter.mul_(1e5)  # every split saturates: one expert for each token
     calls = {name: (theirs if isinstance(model, BertModel) else ours)(model) for name, model in models.items()}
+    half = partial(torch.autocast, torch.get_default_device().type, torch.bfloat16, given.precision == "bf16")
     rows: list[Row] = []
     for kind in ("no padding", "bucketed", "random lengths"):
         inputs = batch(kind, given.rows)
         real = int((inputs["tokens"] != 0).sum())
 
         def train(name: str, inputs: Batch = inputs) -> None:
-            calls[name](inputs).square().mean().backward()
+            with half():
+                loss = calls[name](inputs).square().mean()
+            loss.backward()
             models[name].zero_grad()
 
         def forward(name: str, inputs: Batch = inputs) -> None:
-            with torch.no_grad():
+            with torch.no_grad(), half():
                 calls[name](inputs)
 
         for what, run in (("training", train), ("forward", forward)):
@@ -154,7 +160,8 @@ def main() -> None:
     for name, value in undisturbed(take_turns(steps, given.rounds)).items():
         rows.append({"batch": "any", "pass": "AdamW", "model": name, "ms": value})
     title = f"Transformer of {given.layers} layers, {given.hidden} wide, {given.rows} rows of up to {LONGEST} tokens"
-    write(given, "transformer", title, rows, ["Times are first deciles: other jobs disturb these least."])
+    notes = [f"In {given.precision}.", "Times are first deciles: other jobs disturb these least."]
+    write(given, "transformer", title, rows, notes)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,13 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
     return {known[name]: value for name, value in keywords.items()}
 
 
+def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``values``, by option, and those of ``options``. Raises InputError for an option that is in both."""
+    if twice := [option for option in options or {} if option in values]:
+        raise InputError(f"{twice[0]} is given twice: by a keyword and in options; give it once")
+    return {**values, **(options or {})}
+
+
 def word(option: str, value: Any, is_group: bool = False) -> str | None:
     """Return ``option=value`` so that Hydra reads exactly this value; None if its grammar has no such word.
 

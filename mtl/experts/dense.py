@@ -70,6 +70,6 @@ class StackedDense(Experts):
         """Return ``pairs_mixture`` of ``x [P, D]``, one input per pair."""
         for index, linear in enumerate(self.layers):
             weight, bias = linear.parameters()
-            x = grouped_linear(x, weight, bias, pairs.counts).relu()  # [P, H]
+            x = grouped_linear(x, weight, bias, pairs.expert, pairs.counts).relu()  # [P, H]
             x = x if masks is None else masks.of_pairs(x, index, pairs.sample, pairs.expert)
         return mix_pairs(x, weights, pairs)

@@ -55,8 +55,8 @@ class StackedFFN(Experts):
     def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
         rows = x.index_select(0, pairs.sample)  # [P, D]
-        hidden = F.gelu(grouped_linear(rows, self.up.weight, self.up.bias, pairs.counts))  # [P, W]
-        out = grouped_linear(hidden, self.down.weight, self.down.bias, pairs.counts)  # [P, D]
+        hidden = F.gelu(grouped_linear(rows, self.up.weight, self.up.bias, pairs.expert, pairs.counts))  # [P, W]
+        out = grouped_linear(hidden, self.down.weight, self.down.bias, pairs.expert, pairs.counts)  # [P, D]
         out = out if masks is None else masks.of_pairs(out, 0, pairs.sample, pairs.expert)
         if self.own_norm:
             out = self._normalised(rows + out, self.norm_weight[pairs.expert], self.norm_bias[pairs.expert])

@@ -75,8 +75,8 @@ class FixedGate(Gate):
         else:
             check_k(k, self.num_experts)
             generator = torch.Generator().manual_seed(seed)
-            order = torch.rand(table.shape, generator=generator).argsort(-1)
-            table.scatter_(-1, order[:, :k], 1.0)
+            order = torch.rand(table.shape, generator=generator, device="cpu").argsort(-1)
+            table.scatter_(-1, order[:, :k].to(table.device), 1.0)
         return table
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:

@@ -57,10 +57,10 @@ class HashGate(Gate):
             if assignment == "balanced" and counts is not None:
                 rows.append(balanced_table(counts, num_experts, generator))
             elif assignment == "random":
-                rows.append(torch.randint(num_experts, (size,), generator=generator))
+                rows.append(torch.randint(num_experts, (size,), generator=generator, device="cpu"))
             else:
-                rows.append(torch.randperm(size, generator=generator) % num_experts)
-        self.register_buffer("table", torch.stack(rows))
+                rows.append(torch.randperm(size, generator=generator, device="cpu") % num_experts)
+        self.register_buffer("table", torch.stack(rows).to(torch.get_default_device()))
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         if not inputs or self.input_name not in inputs:
@@ -84,4 +84,4 @@ def balanced_table(counts: Tensor, num_experts: int, generator: torch.Generator)
         rows, ids, expert = heapq.heappop(loads)
         table[index] = expert
         heapq.heappush(loads, (rows + int(count), ids + 1, expert))
-    return torch.tensor(table)
+    return torch.tensor(table, device="cpu")

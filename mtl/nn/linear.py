@@ -28,8 +28,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return products.transpose(0, 1).view(len(x), *bias.shape)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
-    """Apply to each row of ``x [P, D]`` the map of its expert; rows are sorted by expert, ``counts [E]`` rows each.
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, expert: Tensor, counts: Sequence[int]) -> Tensor:
+    """Apply to each row of ``x [P, D]`` the map of its ``expert [P]``, which are sorted; ``counts [E]`` rows each.
 
     ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``.
     """
@@ -37,8 +37,14 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
     aligned = weight.shape[1] % 8 == weight.shape[2] % 8 == 0  # in 16-byte units
     if x.is_cuda and dtype == torch.bfloat16 and aligned and torch.cuda.get_device_capability(x.device) >= (8, 0):
-        rows = torch.tensor(counts, device=x.device)
-        products = F.grouped_mm(x.to(dtype), weight.to(dtype).mT, offs=rows.cumsum(0, dtype=torch.int32))
-        return products + bias.to(dtype).repeat_interleave(rows, 0, output_size=len(x))
+        return one_kernel(x.to(dtype), weight.to(dtype), bias.to(dtype), expert)
     groups = zip(torch.split(x, list(counts)), weight.unbind(), bias.unbind(), strict=True)
     return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])
+
+
+def one_kernel(x: Tensor, weight: Tensor, bias: Tensor, expert: Tensor) -> Tensor:
+    """Return ``grouped_linear`` by one kernel for all experts, without waiting for the device."""
+    chosen = expert[:, None] == torch.arange(len(weight), device=x.device)  # [P, E]
+    products = F.grouped_mm(x, weight.mT, offs=chosen.sum(0).cumsum(0, dtype=torch.int32))
+    # A product with the biases: its gradient is summed in float32, where an index would sum in bfloat16, row by row
+    return torch.addmm(products, chosen.to(x.dtype), bias)

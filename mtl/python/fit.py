@@ -29,7 +29,7 @@ from mtl.cli.folder import claim, release
 from mtl.cli.run import FromPython, run
 from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
-from mtl.config.words import options_of, plain, word
+from mtl.config.words import options_of, plain, with_options, word
 from mtl.files.literals import escaped
 from mtl.files.records import COMMAND, read_json
 from mtl.files.writing import write_json
@@ -106,8 +106,9 @@ def fit(
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
         values["data.split"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
+    values = with_options(values, options)
     unseen = UNSEEN if folder is None and resume is None else {}
-    values = unseen | {"callbacks.progress": None} | values | dict(options or {})
+    values = unseen | {"callbacks.progress": None} | values
     values = escaped(plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from mtl.checks import format_value, require
 from mtl.cli.compose import CONF
 from mtl.cli.share import OWN, run
-from mtl.config.words import options_of, plain, word
+from mtl.config.words import options_of, plain, with_options, word
 from mtl.files.literals import escaped
 from mtl.files.writing import write_text, writing
 from mtl.options import FilePath, valid
@@ -50,7 +50,10 @@ def share(
             require(same, f"{path} holds other rows, on which networks have been trained: give another name=")
         with writing(path) as file:
             rows.write_parquet(file)
-    values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
+    values = {
+        **with_options({"data": "table"} | options_of(keywords, CONF), options),
+        "data.path": str(path.absolute()),
+    }
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     values = escaped(plain(values))
     words = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}

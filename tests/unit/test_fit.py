@@ -401,6 +401,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "folder with a NUL": ({"folder": "a\0b"}, r"folder=a\\x00b: must be a path"),
     "folder that interpolates": ({"folder": "${x}"}, r"folder=\$\{x\}: must be a path without \$\{"),
     "options": ({"options": [1]}, r"options=\[1\]: must be a dict of options and values"),
+    "options and keyword": (
+        {"recipe": "table", "options": {"recipe": {"dropout": 0.3}}},
+        "recipe is given twice: by a keyword and in options",
+    ),
     "config_dir": ({"config_dir": "nothing"}, "config_dir=nothing: no such folder"),
     "resume": ({"resume": "nothing"}, "checkpoint nothing: no such file"),
     "no file": ({"frame": "nowhere.csv"}, "nowhere.csv"),

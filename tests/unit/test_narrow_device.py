@@ -14,7 +14,7 @@ import mtl.types
 from mtl.analysis.patterns import jaccard
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate
+from mtl.gates import CometGate, FixedGate, HashGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -97,3 +97,10 @@ def test_labels_that_need_float64_are_refused(std: float, refused: bool) -> None
         return made.setup("fit")
     with pytest.raises(InputError, match=r"task 't': labels with mean 1700000000 .* need float64, which meta does not"):
         made.setup("fit")
+
+
+def test_gates_that_draw_are_built_where_torch_says() -> None:
+    """And draw the same on each device."""
+    with torch.device("meta"):
+        built = [HashGate(2, 4, input_name="user", inputs=SPEC.inputs), FixedGate(2, 4, pattern="random", k=2)]
+    assert all(buffer.is_meta for gate in built for buffer in gate.buffers())
