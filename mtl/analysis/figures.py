@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -31,13 +32,13 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     values = share.double().cpu().numpy()
     num_tasks, num_experts = values.shape
     figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.4 * num_tasks)))
-    image = _matrix(axes, values, max(values.max(), 1e-9))
+    image = _matrix(axes, values)
     axes.set(title="Which experts each task uses", xlabel="expert")
     axes.set_yticks(range(num_tasks), list(tasks))
     if values.size <= 256:
         for row, column in zip(*np.nonzero(values >= _SMALL), strict=True):
             value = float(values[row, column])
-            ink = "black" if value < 0.6 * values.max() else "white"
+            ink = "black" if image.norm(value) < 0.6 else "white"
             text = f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink)
     figure.colorbar(image, ax=axes, label="mean weight")
@@ -73,7 +74,7 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
         axes.hlines(edges[0], -0.5, matrix.shape[1] - 0.5, colors="white", linewidths=0.6)
         axes.vlines(edges[1], -0.5, len(tasks) - 0.5, colors="white", linewidths=0.6)
     figure.supxlabel("component", fontsize=9)
-    figure.suptitle("Which components each task uses (bright)", fontsize=11)
+    figure.suptitle("Which components each task uses (dark)", fontsize=11)
     return figure
 
 
@@ -136,12 +137,15 @@ def _panels(
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share, gridspec_kw=ratios)
 
 
-def _matrix(axes: Axes, values: Any, highest: float = 1.0) -> Any:
-    """Draw ``values [rows, columns]`` and number the columns, at most ``_MOST_TICKS`` of them; return the image."""
+def _matrix(axes: Axes, values: Any) -> Any:
+    """Draw ``values [rows, columns]`` and number the columns, at most ``_MOST_TICKS`` of them; return the image.
+
+    All pictures have the same scale, by the square root, where a weight of 0.05 can still be seen.
+    """
     axes.set_xticks(range(0, values.shape[1], -(-values.shape[1] // _MOST_TICKS)))
     axes.tick_params(labelsize=8)
     # 0 is white, which becomes the page where a dark page inverts its pictures
-    return axes.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
+    return axes.imshow(values, cmap="Blues", norm=PowerNorm(0.5, 0, max(1, values.max())), aspect="auto")
 
 
 def _lines(axes: Axes, at: Any, values: Any, looks: Sequence[Mapping[str, str]], width: float) -> None:

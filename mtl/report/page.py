@@ -20,7 +20,6 @@ from mtl.files.tables import Table, bullets
 from mtl.report.settings import Settings
 
 _DPI = 120  # of figures in a page
-_SHRUNK = 0.8  # pictures of runs, so that two stand beside each other
 _BRACKETS = "In brackets: 95 % intervals."
 
 
@@ -61,7 +60,7 @@ def picture(figure: Figure, caption: str) -> Picture:
 def picture_of(path: Path, run: Path, caption: str, beside: bool) -> Picture:
     """Return the PNG in a file, which ``run`` drew, as a picture of a page. Raises InputError."""
     png = own_file(path, run).read_bytes()
-    return Picture(caption, png, round(96 / _DPI * _SHRUNK * _width(png)), beside)
+    return Picture(caption, png, round(96 / _DPI * _width(png)), beside)
 
 
 def _width(png: bytes) -> int:

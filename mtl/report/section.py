@@ -34,6 +34,7 @@ COSTS = {  # columns of the table of runs
     "epochs": "epochs",
     "seconds_per_epoch": "seconds per epoch",
 }
+SHOWN = ("test experts_per_sample", FLOPS, "parameters", "seconds_per_epoch")  # the others are in the CSV
 
 
 def section_of(
@@ -93,11 +94,10 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
     done = runs.table.filter(state=FINISHED)
     columns = [name for name in COSTS if name in done.columns and done[name].count()]
     groups = {name: done.filter(setting=name) for name in runs.table["setting"].unique(maintain_order=True)}
-    header = [runs.heading, *(COSTS[name] for name in columns)]
-    rows = [[name, *(_cost(group[column].to_list()) for column in columns)] for name, group in groups.items()]
+    shown = [name for name in SHOWN if name in columns]
+    header = [runs.heading, *(COSTS[name] for name in shown)]
+    rows = [[name, *(_cost(group[column].to_list()) for column in shown)] for name, group in groups.items()]
     note = f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with what it used."
-    if PUBLISHED in columns:
-        note += " Multiply-adds: an expert once for each task, and of COMET's trees only the paths in use."
     if baseline is not None:
         require(baseline in groups, f"baseline={baseline}: must be one of the settings {', '.join(groups)}")
         require({FLOPS, "epochs"} <= set(columns), f"baseline={baseline}: no run has FLOPs and epochs")
@@ -109,7 +109,7 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
             pairs = zip(totals[row[0]], totals[baseline], strict=True)
             row += [f"{own / base:.3g}" for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
         note += f" FLOPs of training: {COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
-    return Table(header, rows, notes=[note]) if columns else None
+    return Table(header, rows, notes=[note]) if shown else None
 
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:

@@ -127,8 +127,9 @@ class Settings:
             parts += [f"{left} undecided"] if left else []
         else:
             best = max(self.gains, key=lambda name: self.gains[name].mean)
-            text = change_text(self.gains[best], " %")
-            parts = [f"nothing is decided; the best of the others is {best}, with a gain of {text}"]
+            sign = 1 if self.quantities[0].higher else -1
+            text = change_text(self.gains[best].times(sign), " %")
+            parts = [f"nothing is decided; the best of the others, {best}, changes it by {text}"]
         return f"{self.quantities[0].name} against {self.reference}: {'; '.join(parts)}."
 
     def table(self, published: Published | None = None) -> Table:

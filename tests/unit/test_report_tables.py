@@ -79,7 +79,7 @@ def test_console_at_80_columns(sweep: Path) -> None:
     ]
     assert comparison.sentence() == (
         "click auprc against shared_bottom: nothing is decided; "
-        "the best of the others is single_task, with a gain of +14 % [-162, 191]."
+        "the best of the others, single_task, changes it by +14 % [-162, 191]."
     )
     assert comparison.table().fitting(40).notes[-1] == "Not shown here: against shared_bottom, %, minutes rmse ↓."
     assert comparison.notes == []

@@ -150,7 +150,7 @@ def test_table_grows_with_each_job_and_is_printed_at_the_end(
     assert capsys.readouterr().out == ""
     table.on_multirun_end(config)
     assert capsys.readouterr().out.startswith(
-        "\nloss against a: nothing is decided; the best of the others is b, with a gain of"
+        "\nloss against a: nothing is decided; the best of the others, b, changes it by"
     )
 
 
