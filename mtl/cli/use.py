@@ -1,4 +1,4 @@
-"""The commands on a run: predict, importance, export, prune, neurons and serve. Slow imports are in functions."""
+"""The commands on a run, such as predict, explain, export and serve. Slow imports are in functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtl import __version__
 from mtl.cli.errors import as_one_message
 from mtl.runs.commands import program
 
-FIRST = 10  # rows that mtl predict prints without -o
+FIRST = 10  # rows that mtl predict and explain print without -o
 
 
 def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
@@ -99,6 +99,37 @@ def importance(arguments: Sequence[str] | None = None) -> None:
         with table_file(given.out) as write:
             write(found)
         print(f"{given.out}: the importance of {found['column'].n_unique()} columns")
+
+
+def explain(arguments: Sequence[str] | None = None) -> None:
+    """Show or write which cells raise or lower the predictions of rows, and show the experts that they used."""
+    parser = parser_of("explain", "Say which cells of a row raise or lower its predictions")
+    parser.add_argument("rows", type=Path, help="a table with the columns of the training")
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="the rows to compare with; default the same")
+    parser.add_argument("-o", "--out", type=Path, help=f"file to write, all effects; default: show {FIRST} rows")
+    parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to explain; default all")
+    parser.add_argument("--samples", type=int, default=20, help="other cells that a cell is compared with; default 20")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples; default 0")
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.predict import check_out, read_rows, show, table_file
+        from mtl.use.reasons import in_words
+        from mtl.use.trained import load
+
+        if given.out is not None:
+            check_out(given.out, given.rows, given.force)
+        model = load(given.run, given.trust, given.device)
+        frame = read_rows(model, given.rows)
+        reference = frame if given.reference is None else read_rows(model, given.reference)
+        shown = frame if given.out else frame[:FIRST]
+        found = model.reasons(shown, given.tasks, reference, given.samples, given.seed, str(given.rows))
+        if given.out is None:
+            return show(in_words(model, shown, found, model.tasks_named(given.tasks)))
+        with table_file(given.out) as write:
+            write(found)
+        print(f"{given.out}: effects of {found['column'].n_unique()} columns on {len(shown):,} rows")
 
 
 def export(arguments: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ from mtl.runs.results import metrics_of
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluated, importance
+from mtl.use.reasons import reasons
 
 ROWS = "the table"  # name in messages for rows that do not come from a file
 
@@ -167,6 +168,28 @@ class TrainedModel:
         if self.labelled is None:
             raise InputError("the data of this network are no table, so it has no columns to shuffle")
         return like(rows, importance(self, self.labelled, to_polars(rows), repeats, seed, where))
+
+    def reasons(
+        self,
+        rows: Any,
+        tasks: Sequence[str] | None = None,
+        reference: Any = None,
+        samples: int = 20,
+        seed: int = 0,
+        where: str = ROWS,
+    ) -> Any:
+        """Return how much each cell of a row raises its predictions: columns row (from 0), task, column and effect.
+
+        An effect is the prediction minus its mean if the cell came from other rows instead, ``samples`` random ones of
+        ``reference`` (default: of ``rows``), all other cells being the same: in the unit of a regression, as the
+        probability of yes, or as that of the class that is predicted. Effects of columns that act together do not add
+        up to the prediction. The largest of a row and task stand first. ``rows``: as in ``predict``; the result is of
+        polars, or of pandas if ``rows`` are.
+        """
+        require(bool(self.columns) and not _is_tensors(rows), "reasons need rows of a table, whose cells are changed")
+        frame = to_polars(rows)
+        others = frame if reference is None else to_polars(reference)
+        return like(rows, reasons(self, frame, self.tasks_named(tasks), others, samples, seed, where))
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""

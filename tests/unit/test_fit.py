@@ -30,6 +30,7 @@ from mtl import memory
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.cli.train import read_start
+from mtl.cli.use import explain as explain_command
 from mtl.cli.use import importance as importance_command
 from mtl.files.records import read_json
 from mtl.runs import commands
@@ -219,6 +220,42 @@ def test_importance_of_the_rows_of_a_file(model: Any, tmp_path: Path, capsys: py
     importance_command(given)
     shown = [line.split() for line in capsys.readouterr().out.splitlines() if " age " in line]
     assert [words[:3] for words in shown if words[0] == "minutes"] == [["minutes", "age", "mse"]]
+
+
+def test_reasons_compare_a_cell_with_those_of_other_rows(model: Any, tmp_path: Path) -> None:
+    """An effect is the prediction minus its mean with other cells in the column; the command writes the same."""
+    rows, others = visits(3, seed=1), visits(40, seed=2)
+    found = model.reasons(rows, reference=others, samples=4)
+    assert found.group_by("row", "task").len()["len"].unique().to_list() == [len(model.columns)]
+    cells = others.select(model.columns).sample(4, with_replacement=True, seed=0)["age"]
+    for column, task in (("minutes_prediction", "minutes"), ("clicked_probability", "clicked")):
+        means = np.mean([model.predict(rows.with_columns(age=pl.lit(cell)))[column].to_numpy() for cell in cells], 0)
+        expected = model.predict(rows)[column].to_numpy() - means
+        effects = found.filter(task=task, column="age").sort("row")["effect"].to_numpy()
+        assert np.allclose(effects, expected, atol=1e-6)
+    plan = model.predict(rows)["plan_class"][0]
+    basic = np.mean([model.predict(rows[:1].with_columns(age=cell))[f"plan_probability_{plan}"][0] for cell in cells])
+    effect = found.filter(row=0, task="plan", column="age")["effect"][0]
+    assert effect == pytest.approx(model.predict(rows)[f"plan_probability_{plan}"][0] - basic, abs=1e-6)
+    with pytest.raises(InputError, match="one row has nothing to be compared with"):
+        model.reasons(rows[:1])
+    model.save(tmp_path / "model.ckpt")
+    rows.write_csv(tmp_path / "rows.csv")
+    others.write_csv(tmp_path / "others.csv")
+    given = [str(tmp_path / name) for name in ("model.ckpt", "rows.csv")]
+    words = ["--reference", str(tmp_path / "others.csv"), "--samples", "4", "--device", "cpu"]
+    explain_command([*given, *words, "-o", str(tmp_path / "reasons.parquet")])
+    assert pl.read_parquet(tmp_path / "reasons.parquet").equals(found)
+
+
+def test_reasons_are_printed_with_prediction_and_experts(
+    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.save(tmp_path / "model.ckpt")
+    visits(30, seed=1).write_csv(tmp_path / "rows.csv")
+    explain_command([str(tmp_path / "model.ckpt"), str(tmp_path / "rows.csv"), "--tasks", "minutes", "--device", "cpu"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " minutes " in line]
+    assert [words[0] for words in lines] == [str(row) for row in range(1, 11)]
 
 
 def test_importance_for_an_undefined_metric_is_nan(model: Any) -> None:
