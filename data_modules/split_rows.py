@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtl.checks import InputError, require
 
-from .splits import SPLITS, divided
+from .splits import SPLITS, divided, stratified_split
 from .tables.columns import as_text, cell, parse
 from .tables.dates import SECONDS_PER_DAY, dates
 from .tables.kinds import ColumnOptions, check_type, format_of
@@ -93,6 +93,32 @@ def exact_marks(order: Tensor, shares: Mapping[str, float], where: str) -> Marks
     """Cut all rows, in the ``order [N]``, by ``shares``, to the row. Raises InputError for an empty split."""
     all_marks = np.empty(len(order), dtype=np.int64)
     for number, part in enumerate(divided(order, shares, where).values()):
+        all_marks[part.numpy()] = number
+    return lambda block: all_marks[block.first : block.first + block.count]
+
+
+def rare_rows(source: RowSource, columns: Sequence[str], share: float) -> Tensor | None:
+    """Return the stratum of each row ``[N]``: which of ``columns`` have, of two values, the one below ``share``.
+
+    None if no column has such a value.
+    """
+    found = []
+    for column in columns:
+        text = pl.concat([as_text(source.read(block, [column])[column]) for block in source.blocks(None)])
+        counts = text.drop_nulls().value_counts(sort=True)
+        if len(counts) == 2 and counts["count"][1] < share * len(text.drop_nulls()):
+            found.append((text == counts[column][1]).fill_null(False).to_numpy())
+    if not found:
+        return None
+    return torch.from_numpy(np.unique(np.stack(found, 1), axis=0, return_inverse=True)[1].reshape(-1))
+
+
+def even_marks(strata: Tensor, shares: Mapping[str, float], generator: torch.Generator) -> Marks:
+    """Cut all rows at random by ``shares``, so that each split has its share of every stratum of ``strata [N]``."""
+    all_marks = np.empty(len(strata), dtype=np.int64)
+    total = sum(shares.values())
+    parts = stratified_split(strata, [share / total for share in shares.values()], generator)
+    for number, part in enumerate(parts):
         all_marks[part.numpy()] = number
     return lambda block: all_marks[block.first : block.first + block.count]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -32,7 +32,17 @@ from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_famil
 from .base import TensorDataModule
 from .files.reading import files_of
 from .overlap import Hash, sample_of, warn_of_overlap
-from .split_rows import Marks, SplitRows, exact_marks, group_marks, marks_in, split_by, time_marks
+from .split_rows import (
+    Marks,
+    SplitRows,
+    even_marks,
+    exact_marks,
+    group_marks,
+    marks_in,
+    rare_rows,
+    split_by,
+    time_marks,
+)
 from .splits import SPLITS, Shares, by_split, files_to_read
 from .stream import concat_batches
 from .tables.chained import chained
@@ -41,7 +51,7 @@ from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import ACCEPTED, is_format
 from .tables.kinds import ColumnOptions
-from .tables.labels import HEAVIEST, TargetOptions, where_positive
+from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
 from .tables.learning import learn
 from .tables.row_source import NULL_VALUES, RowSource
 
@@ -94,6 +104,9 @@ class TableDataModule(TensorDataModule):
     as the rows of a user (see ``mtl.training.metrics``), and leave out rows with an empty cell. The column is also an
     input, unless ``ignore`` names it.
 
+    ``slices`` names columns by whose values the metrics of the test are compared, see ``mtl.use.slices``; they are
+    also inputs, unless ``ignore`` names them.
+
     ``relative_losses``: see ``TargetOptions``.
 
     ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the
@@ -128,6 +141,7 @@ class TableDataModule(TensorDataModule):
         time_column: Name | None = None,
         split_gap: NotNegative = 0.0,
         group_column: Name | None = None,
+        slices: Names = (),
         val_path: FilePath | None = None,
         test_path: FilePath | None = None,
         formats: Mapping[Name, str] | None = None,
@@ -160,6 +174,7 @@ class TableDataModule(TensorDataModule):
         require(not both, f"{other}: give one or the other, as by data.split_column=null")
         self.split_column, self.group_column = split_column, group_column
         self.split_by, self.time_column, self.split_gap = split_by, time_column, split_gap
+        self.slices = list(slices)  # columns by whose values the test has metrics
         self._check_split()
         separators, targets = dict[str, str](), dict[str, str]()
         for column, one in (lists or {}).items():
@@ -260,6 +275,12 @@ class TableDataModule(TensorDataModule):
         warn_of_overlap(rows, self.trained_on, where)
         return rows
 
+    def sliced(self) -> Iterator[tuple[Batch, pl.DataFrame]]:
+        """Yield the test rows with their labels, block by block, and the cells of ``slices``."""
+        columns = dict.fromkeys([*self._columns(grouped=True), *self.slices])
+        for frame, file in self.split_rows()["test"].frames(list(columns)):
+            yield self._batch(frame, self.spec.tasks, file, grouped=True), frame.select(self.slices)
+
     def training_sample(self, most: int) -> Batch | None:
         """Return at most ``most`` training rows, drawn with ``seed``; None if they are not loaded."""
         if "train" not in self.splits:
@@ -301,8 +322,15 @@ class TableDataModule(TensorDataModule):
         return split_by(marks, list(shares), source, self.block_rows, reason)
 
     def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
-        """Return the index in ``shares`` of the split of each row, drawn with ``seed``."""
-        order = torch.randperm(source.count, generator=torch.Generator().manual_seed(self.seed))
+        """Return the index in ``shares`` of the split of each row, drawn with ``seed``.
+
+        The rows of a rare class of a binary task are spread evenly.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        rare = rare_rows(source, [task.column for task in self.labels if task.kind == "binary"], RARE)
+        if rare is not None:
+            return even_marks(rare, shares, generator)
+        order = torch.randperm(source.count, generator=generator)
         return exact_marks(order, shares, f"{source.here}: of its {source.count} rows")
 
     def _learn(self, train: SplitRows) -> DataSpec:
@@ -382,6 +410,7 @@ class TableDataModule(TensorDataModule):
     def _check_named(self, columns: Sequence[str], path: Path) -> None:
         """Raise InputError if a column named in an option is not among the ``columns`` of ``path``."""
         names = [*(task.column for task in self.labels), self.split_column, self.group_column, *self.weight_columns]
+        names += self.slices
         if path == self.paths.get("train"):
             names.append(self.time_column)
         if self.row_encoder is None:  # a restored encoder knows its columns

@@ -26,7 +26,7 @@ from mtl.cli import errors, resolvers
 from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
-from mtl.config.resume import check_batches
+from mtl.config.resume import check_batches, config_to_load
 from mtl.config.teacher import read_teacher
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
@@ -35,7 +35,9 @@ from mtl.runs import channel, commands, results
 from mtl.runs.advice import advice
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
+from mtl.use import slices
 from mtl.use.run_page import write_run_page
+from mtl.use.trained import model_of
 
 log = logging.getLogger("mtl")
 
@@ -168,6 +170,18 @@ def _run(
     record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
     if trainer.is_global_zero:
         record["advice"] = advice(record, progress)
+        record["best_epochs"] = {
+            task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in progress.items()
+        }
+        if cfg.data.get("slices"):
+            trained = read(str(weights))
+            model = model_of(trained, config_to_load(trained, cfg.get("trust") or ()))
+            record["slices"] = slices.slices_of(model, data.sliced())
+            found = slices.read(record["slices"])
+            record["advice"] += slices.sentences(found)
+            for logger in trainer.loggers:
+                if hasattr(logger, "log_text"):
+                    logger.log_text("slices", slices.table_of(found, record["main_metrics"]).markdown())
         write_json(folder / RESULTS, record)
         if python is None:
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives

@@ -71,6 +71,11 @@ class TensorBoardLog(TensorBoardLogger):
         self.experiment.add_text("run", "\n".join(f"    {printable(line)}" for line in lines))
 
     @rank_zero_only
+    def log_text(self, name: str, text: str) -> None:
+        """Show ``text``, in Markdown, on the page TEXT."""
+        self.experiment.add_text(name, text)
+
+    @rank_zero_only
     def save(self) -> None:
         """Do nothing: values are written when they are logged, and ``config.yaml`` holds the options."""
 

@@ -67,6 +67,8 @@ class Results(BaseModel, extra="allow"):
     data: Data = Data()
     versions: dict[str, str | None] = {}
     advice: list[str] = []
+    slices: list[dict[str, Any]] = []
+    best_epochs: dict[str, dict[str, float]] = {}
     finished: str = ""
     command: str = ""
 

@@ -182,7 +182,11 @@ def by_task(record: Mapping[str, Any]) -> Table | str:
         for task, names in metrics.items()
         for place, metric in enumerate(names)
     ]
-    return Table(["task", "metric", *models], rows)
+    epochs = {task: each["epoch"] for task, each in record.get("best_epochs", {}).items()}
+    if len(set(epochs.values())) < 2:
+        return Table(["task", "metric", *models], rows)
+    rows = [[*row, f"{epochs[row[0]]:.0f}" if row[0] in epochs else ""] for row in rows]
+    return Table(["task", "metric", *models, "best epoch"], rows)
 
 
 def metrics_of(values: Iterable[str], task: str) -> list[str]:

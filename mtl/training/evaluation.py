@@ -173,6 +173,14 @@ class Evaluation(KeepsBufferPrecision):
         means = {name: mean_of_defined(values) for name, values in found.items() if values}
         return {"loss": result["loss"], **means, **result}
 
+    def labelled_rows(self, name: str) -> tuple[Rows, Tensor]:
+        """Return the labelled rows of a task that this process has seen, and their numbers in the pass ``[N]``."""
+        columns = _joined(self._batches[name])
+        if not columns:
+            nothing = torch.zeros(0)
+            return Rows(nothing, nothing), nothing.long()
+        return _labelled_rows(self.tasks[name], columns), labelled(self.tasks[name], columns["label"]).nonzero()[:, 0]
+
     def undefined(self, result: Mapping[str, float]) -> set[str]:
         """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
 

@@ -29,6 +29,7 @@ from mtl.report.summary import heading, write_report
 from mtl.runs.results import MOST_TASKS, by_task, number
 from mtl.training.metrics import higher_is_better
 from mtl.types import ROW
+from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
 
 _ROWS = 2000  # test rows whose cells are shuffled
@@ -82,6 +83,9 @@ def write_run_page(
     if tested is not None:
         found = [each for each in tested.found if each.task.name in shown]
         sections.append(Section("Where it is wrong", tables=residuals(found), figures=pictures_of_errors(found)))
+    if results.slices:
+        by_slice = slices.table_of(slices.read(results.slices), results.main_metrics)
+        sections.append(Section("For whom it is worse", tables=[by_slice]))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
     if tested is not None and tested.rows is not None:
         sections += _of_table(tested, found, tested.rows)

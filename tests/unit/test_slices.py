@@ -1,0 +1,120 @@
+"""Metrics by the value of a column, and the even split of rare labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from mtl.data_modules.table import TableDataModule
+from omegaconf import OmegaConf
+from sklearn.metrics import roc_auc_score
+
+import mtl
+from mtl.checks import InputError
+from mtl.cli.train import main as train
+from mtl.config import build
+from mtl.training.metrics import Rows
+from mtl.use import slices
+from mtl.use.trained import load
+
+OPTIONS = {"recipe.expert_units": [8], "recipe.head_units": [8], "recipe.embedding_dim": 4, "threads": 1}
+
+
+def rows(count: int) -> pl.DataFrame:
+    """Return rows whose label follows from ``x``, but not in the north."""
+    draw = np.random.default_rng(0)
+    x, place = draw.normal(size=count), draw.choice(["north", "south", "east"], count)
+    label = np.where(place == "north", draw.random(count) < 0.5, x + 0.3 * draw.normal(size=count) > 0)
+    minutes = 2 * x + draw.normal(size=count)
+    there = draw.random(count) < 0.8
+    return pl.DataFrame(
+        {"x": x, "place": place, "buys": label.astype(int), "minutes": np.where(there, minutes, np.nan)}
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("slices")
+    rows(4000).write_csv(folder / "rows.csv")
+    words = ["data=table", f"data.path={folder}/rows.csv", "data.tasks={buys: binary, minutes: regression}"]
+    words += ["data.slices=[place,x]", "trainer.max_epochs=3", f"paths.run_dir={folder}/run", "baseline=none"]
+    words += [f"{name}={value}" for name, value in OPTIONS.items()] + ["report=true", "data.split=[0.6, 0.1, 0.3]"]
+    train(words)
+    return folder / "run"
+
+
+def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
+    """The slice where nothing can be predicted is named; scores equal those of scikit-learn and numpy."""
+    record = json.loads((run / "results.json").read_text())
+    found = {(one["column"], one["value"], one["task"], one["metric"]): one for one in record["slices"]}
+    data = build.build_data(OmegaConf.load(run / "config.yaml"))
+    [(test, _)] = data.split_rows()["test"].frames(["x", "place", "buys", "minutes"])
+    test = test.cast({"x": pl.Float64, "buys": pl.Int64, "minutes": pl.Float64}, strict=False)
+    predicted = load(run, device="cpu").predict(test.drop("buys", "minutes"))
+    north = (test["place"] == "north").to_numpy()
+    for inside, side in ((north, "score"), (~north, "rest")):
+        expected = roc_auc_score(test["buys"].to_numpy()[inside], predicted["buys_probability"].to_numpy()[inside])
+        assert found["place", "north", "buys", "auroc"][side] == pytest.approx(
+            expected, abs=2e-4
+        )  # which breaks ties of float32
+    errors = (predicted["minutes_prediction"] - test["minutes"]).fill_null(np.nan).to_numpy()
+    known = north & ~np.isnan(errors)
+    one = found["place", "north", "minutes", "mse"]
+    assert one["rows"] == known.sum()
+    assert one["score"] == pytest.approx(np.mean(errors[known] ** 2), abs=1e-5)
+    assert one["error"] == pytest.approx(np.std(errors[known] ** 2) / np.sqrt(known.sum()), rel=0.3)
+    assert found["place", "north", "buys", "auroc"]["p"] < 0.001
+    assert [text for text in record["advice"] if "buys auroc 0." in text and "place is north" in text]
+    quartiles = set(slices.values_of(test["x"], False))
+    assert {value for column, value, *_ in found if column == "x"} == quartiles
+    assert len(quartiles) == 4
+    assert "For whom it is worse" in (run / "report.html").read_text()
+
+
+def test_slices_without_a_difference_give_no_find() -> None:
+    """Of 60 pairs of slices that do not differ, a corrected p-value below 0.05 is rare."""
+    generator, finds = torch.Generator().manual_seed(0), 0
+    for _ in range(60):
+        label = torch.randint(2, (300,), generator=generator)
+        prediction = (torch.rand(300, generator=generator) + 0.3 * label) / 1.3
+        inside = torch.arange(300) < 100
+        spec = type("Spec", (), {"tasks": [mtl.types.TaskSpec("a", "binary")]})
+        found = slices.compared(spec, "a", "auroc", Rows(prediction, label), inside, "c", "v", True)
+        assert found.p is not None
+        finds += found.p < 0.05
+    assert finds <= 8  # 3 expected
+
+
+def test_small_and_one_sided_slices_are_undefined() -> None:
+    spec = type("Spec", (), {"tasks": [mtl.types.TaskSpec("a", "binary")]})
+    label = torch.tensor([1] * 40 + [0, 1] * 40)
+    found = slices.compared(spec, "a", "auroc", Rows(torch.rand(120), label), torch.arange(120) < 40, "c", "v", True)
+    assert (found.rows, found.score, found.error, found.p) == (40, None, None, None)
+    few = slices.compared(spec, "a", "auroc", Rows(torch.rand(120), label), torch.arange(120) > 110, "c", "v", True)
+    assert few.score is not None
+    assert (few.error, few.p) == (None, None)
+
+
+def test_unknown_slice_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no column 'plcae' \\(did you mean 'place'"):
+        mtl.fit(rows(200), {"buys": "binary"}, slices=["plcae"], max_epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rare_label_is_spread_evenly_over_random_splits(seed: int, tmp_path: Path) -> None:
+    """Each split has its share of the positive rows of both tasks, to the row; a frequent label is drawn as before."""
+    draw = np.random.default_rng(1)
+    frame = pl.DataFrame({"x": draw.normal(size=2000), "fraud": (np.arange(2000) % 100 == 0).astype(int)})
+    frame = frame.with_columns(refund=(pl.col("fraud") == 1) & (pl.int_range(2000) % 200 == 0), often=pl.col("x") > 0)
+    frame.write_parquet(tmp_path / "rows.parquet")
+    tasks = dict.fromkeys(["fraud", "refund", "often"], "binary")
+    data = TableDataModule(tmp_path / "rows.parquet", tasks, seed=seed, batch_size=100)
+    for name, part in data.split_rows().items():
+        found = pl.concat([each for each, _ in part.frames(["fraud", "refund"])])
+        share = {"train": 0.8, "val": 0.1, "test": 0.1}[name]
+        assert (found["fraud"].sum(), found["refund"].sum()) == (20 * share, 10 * share)
+        assert len(found) == 2000 * share
