@@ -133,6 +133,9 @@ class TensorDataModule(LightningDataModule):
                 raise ValueError("its encoder makes other inputs")
         self.wanted = ("test",) if test_only else SPLITS
 
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Prepare to go on with the encoding of a run, whose ``state_dict()`` is ``state``; by default, do nothing."""
+
     def changed_files(self) -> dict[str, str]:
         """Describe by source how each file has changed since the training; empty without a loaded state.
 

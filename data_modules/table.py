@@ -44,12 +44,14 @@ from .split_rows import (
     time_marks,
 )
 from .splits import SPLITS, Shares, by_split, files_to_read
+from .state import reading_state, spec_of
 from .stream import concat_batches
 from .tables.chained import chained
 from .tables.columns import as_text, cell, numbers
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import ACCEPTED, is_format
+from .tables.growing import grown, tasks_of
 from .tables.kinds import ColumnOptions
 from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
 from .tables.learning import learn
@@ -109,6 +111,10 @@ class TableDataModule(TensorDataModule):
 
     ``relative_losses``: see ``TargetOptions``.
 
+    A run that starts from the weights of another one (``start_from``) on a table goes on with its encoding: columns,
+    scales, classes and ids stay, and new categories get new ids (see ``tables/growing.py``). With
+    ``keep_encoding=False`` all is learnt anew, and the weights of embeddings then stand for other categories.
+
     ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the
     weighted mean. Metrics ignore the weights. The column is not an input. A task may name one of its own.
 
@@ -151,6 +157,7 @@ class TableDataModule(TensorDataModule):
         separator: Separator | None = None,
         null_values: Sequence[Text] = NULL_VALUES,
         relative_losses: bool = False,
+        keep_encoding: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -188,7 +195,8 @@ class TableDataModule(TensorDataModule):
             *(dict(formats or {}), texts),
         )
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
-        self.unknown_share = unknown_share
+        self.unknown_share, self.keep_encoding = unknown_share, keep_encoding
+        self.earlier: tuple[TableEncoder, list[TaskSpec]] | None = None  # of the run that this one starts from
         self.trained_on: list[int] = []  # a sample of the training rows, see ``overlap.sample_of``
         self._check_listed()
 
@@ -263,6 +271,12 @@ class TableDataModule(TensorDataModule):
         sample = state.get("trained_on", self.trained_on)
         self.trained_on = valid(list[Hash], sample, "the checkpoint's description of its data: trained_on")
 
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        if self.keep_encoding and "categorical" in (state.get("encoder") or {}):  # that of a table
+            with reading_state():
+                encoder, spec = TableEncoder.from_state(state["encoder"]), spec_of(state["spec"])
+            self.earlier = encoder, list(spec.tasks)
+
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
         """Return other rows with their labels; warn if the network was trained on them.
 
@@ -336,6 +350,13 @@ class TableDataModule(TensorDataModule):
     def _learn(self, train: SplitRows) -> DataSpec:
         """Learn ``row_encoder`` from the training rows, and return the inputs and tasks. Raises InputError."""
         inputs, where = self._input_columns(train.source.columns), str(self.paths["train"])
+        if self.earlier is not None:
+            encoder, known = self.earlier
+            check_columns(train.source.columns, encoder.columns, where)
+            self.row_encoder, added = grown(encoder, train.frames, self.given.min_count)
+            new = join_names(f"{name} {count:,}" for name, count in added.items())
+            logger.info("the encoding is that of start_from; new categories: %s", new or "none")
+            return DataSpec(self.row_encoder.inputs, tasks_of(self.labels, known, train.frames, where))
         reading = {"separator": self.separator, "null_values": self.null_values, "from_text": train.source.from_text}
         self.row_encoder, tasks = learn(train.frames, len(train), inputs, self.labels, where, self.given, **reading)
         return DataSpec(self.row_encoder.inputs, tasks)

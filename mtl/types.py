@@ -58,11 +58,13 @@ def check_metrics(where: str, kind: TaskKind, names: Sequence[str], quantiles: S
 class Categorical:
     """One id per row, an integer in ``[0, size)``; tensor ``[B]`` of int64 or int32.
 
-    ``counts [size]``: how often each id occurs in the training rows, where the data module counts them.
+    ``counts [size]``: how often each id occurs in the training rows, where the data module counts them. ``added``: how
+    many of the last ids came in later runs; the width of embeddings does not depend on them.
     """
 
     size: int
     counts: Tensor | None = field(default=None, compare=False, repr=False)
+    added: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,14 @@ class Bag:
 
     Id 0 is padding for shorter lists. The order of the elements has no meaning. ``target``: the categorical input that
     the elements are compared with: for the items that a user has seen, the item of the row. Its ids are one less than
-    those of the same elements in the list, and its size is one less than that of the list.
+    those of the same elements in the list, and its size is one less than that of the list. ``added``: as for
+    ``Categorical``.
     """
 
     size: int
     length: int
     target: str | None = None
+    added: int = 0
 
 
 @dataclass(frozen=True)

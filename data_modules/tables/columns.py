@@ -136,6 +136,7 @@ class CategoryEncoder:
     """
 
     values: list[str]
+    added: int = 0  # how many, at the end, came after the network was built
 
     @property
     def size(self) -> int:

@@ -69,11 +69,27 @@ class TableEncoder(RowEncoder):
         default_factory=Counter, compare=False, repr=False
     )
 
-    def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
-        """Return ``frame`` with the parts of its dates as columns."""
+    def prepared(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
+        """Return ``frame`` with its rows numbered, empty cells as null, and the parts of its dates as columns.
+
+        Raises InputError.
+        """
+        frame = numbered(frame)
+        check_columns(named(frame), self.columns, where)
+        texts = [name for name, kind in self._kinds.items() if self.from_text or kind in ("numeric", "date")]
+        chosen = pl.selectors.by_name(*texts) & pl.selectors.string()
+        frame = frame.with_columns(chosen.replace(list(self.null_values), None))
+        for name, kind in self._kinds.items():
+            check_type(frame[name], where, ignoring(name), kind)
         for name, newest in self.dates.items():
-            frame = frame.with_columns(parts_of(dates(frame, name, where, bad, self.formats.get(name, "")), newest))
+            found = dates(frame, name, where, self._counted, self.formats.get(name, ""))
+            frame = frame.with_columns(parts_of(found, newest))
         return frame
+
+    @property
+    def _counted(self) -> BadCells | None:
+        """Where bad cells are counted; None: they are errors."""
+        return self.bad if self.on_bad == "missing" else None
 
     @property
     def _kinds(self) -> dict[str, Kind]:
@@ -107,7 +123,9 @@ class TableEncoder(RowEncoder):
 
     @property
     def inputs(self) -> dict[str, InputSpec]:
-        specs: dict[str, InputSpec] = {name: Categorical(known.size) for name, known in self.categorical.items()}
+        specs: dict[str, InputSpec] = {
+            name: Categorical(known.size, added=known.added) for name, known in self.categorical.items()
+        }
         specs |= {name: elements.spec for name, elements in self.elements.items()}
         columns = tuple(name for name, scaling in self.numeric.items() for _ in range(1 + scaling.gaps))
         edges = tuple(
@@ -123,15 +141,8 @@ class TableEncoder(RowEncoder):
         column and, unless ``on_bad`` is "missing", for a cell that cannot be read as a number or date; the message
         names the row.
         """
-        frame = numbered(frame)
-        check_columns(named(frame), self.columns, where)
-        bad = self.bad if self.on_bad == "missing" else None
-        texts = [name for name, kind in self._kinds.items() if self.from_text or kind in ("numeric", "date")]
-        chosen = pl.selectors.by_name(*texts) & pl.selectors.string()
-        frame = frame.with_columns(chosen.replace(list(self.null_values), None))
-        for name, kind in self._kinds.items():
-            check_type(frame[name], where, ignoring(name), kind)
-        frame = self._with_parts(frame, where, bad)
+        frame = self.prepared(frame, where)
+        bad = self._counted
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
         self._warn_of_unknown(inputs, where)
         self.unusual.update({(UNSEEN, name): int((ids == UNKNOWN).sum()) for name, ids in inputs.items()})

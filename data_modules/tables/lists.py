@@ -34,7 +34,7 @@ class ListEncoder:
 
     @property
     def spec(self) -> Bag:
-        return Bag(self.vocabulary.size + 1, self.length, self.target)
+        return Bag(self.vocabulary.size + 1, self.length, self.target, self.vocabulary.added)
 
     def encode(self, column: pl.Series, empty: Sequence[str] = ()) -> Tensor:
         """Return the ids of the elements of each cell, ``[N, length]`` int64."""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 from mtl.checkpoints.files import Checkpoint
@@ -15,12 +16,13 @@ from mtl.checks import InputError, join_names
 log = logging.getLogger(__name__)
 
 
-def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
+def start_from(network: nn.Module, checkpoint: Checkpoint, same_ids: bool = False) -> None:
     """Copy every weight of ``checkpoint`` whose name and shape fit ``network``, and log the others.
 
     Weights are parameters and buffers. Scalar buffers, such as a temperature, and the pattern of a fixed gate are
-    options, so they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the
-    checkpoint's weights and extra states pass through it first. Nothing else of the checkpoint is used. Raises
+    options, so they keep the values of the new run. With ``same_ids``, ids mean the same in both runs, and the rows of
+    embeddings for new ids start as the mean of the known ones. If the network has a method ``adapt(state) -> state``,
+    the checkpoint's weights and extra states pass through it first. Nothing else of the checkpoint is used. Raises
     InputError if no weight fits.
     """
     state = checkpoint.weights()
@@ -33,6 +35,9 @@ def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
     own = {
         name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options
     }
+    for name in _tables(network) if same_ids else ():
+        if name in state and name in own:
+            state[name] = _with_mean(state[name], own[name])
     fitting = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
     if not fitting:
         raise InputError(
@@ -53,6 +58,21 @@ def grouped(names: Iterable[str]) -> str:
     """List the modules of the named weights with their numbers of weights; module numbers are replaced by ``*``."""
     modules = Counter(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name.rpartition(".")[0] or name) for name in names)
     return join_names(f"{module} ({count})" for module, count in modules.items()) or "none"
+
+
+def _tables(network: nn.Module) -> list[str]:
+    modules = network.named_modules()
+    return [f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+
+
+def _with_mean(value: Tensor, own: Tensor) -> Tensor:
+    """Return the rows of ``value`` and, up to the number of rows of ``own``, the mean of all but the first one.
+
+    The first row is of unknown ids, or padding.
+    """
+    if len(value) >= len(own) or value.shape[1:] != own.shape[1:]:
+        return value
+    return torch.cat([value, value[1:].mean(0, keepdim=True).expand(len(own) - len(value), -1)])
 
 
 def _fits(value: Tensor, own: Tensor) -> bool:

@@ -132,10 +132,12 @@ def _run(
         restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
     else:
         data.prepare_data()
+        if source is not None and hasattr(data, "continue_from"):
+            data.continue_from(source.data())
     data.setup()
     network = build.build_network(cfg, data.spec, fresh=checkpoint is None)
     if source is not None:
-        start_from(network, source)
+        start_from(network, source, same_ids=getattr(data, "earlier", None) is not None)
     distillation = teacher.distillation(network, data.spec) if teacher else None
     module = build.build_module(cfg, network, data.spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)

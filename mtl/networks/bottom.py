@@ -95,7 +95,7 @@ class TabularBottom(nn.Module):
         self.targets = {name: str(spec.target) for name, spec in attended.items()}  # of each list that has one
         sizes = {str(spec.target): spec.size for spec in attended.values()}
         dims = {
-            name: embedding_dim or embedding_dim_for(sizes.get(name, spec.size))
+            name: embedding_dim or embedding_dim_for(sizes.get(name, spec.size) - spec.added)
             for name, spec in inputs.items()
             if isinstance(spec, Categorical | Bag)
         }

@@ -1,0 +1,72 @@
+"""Go on with yesterday's network, or train anew each day: ``python benchmarks/daily.py``.
+
+The ratings of MovieLens 100K in the order of their times. The first 60 % train the first network. Then eight steps of
+4 % each: "anew" trains on all ratings before the step, "continued" on the latest 4 % from the weights of the step
+before (``start_from``), and "first" stays as it is. Each predicts the 4 % that follow; a random tenth of the rows of a
+training chooses its epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from new_users import ratings
+
+import mtl
+
+STEPS, FIRST, SHARE = 8, 0.6, 0.04
+TASKS = {"liked": {"kind": "binary", "metrics": ["logloss", "auroc"]}, "rating": "regression"}
+METRICS = ("liked/logloss", "liked/auroc", "rating/mse")
+
+
+def trained(way: str, rows: pl.DataFrame, ends: list[int], step: int, folder: Path, seed: int) -> Any:
+    """Return the network that predicts the rows after ``step``; ``folder`` has the runs of earlier steps."""
+    options: dict[str, Any] = {"data.categorical": ["user", "item"], "baseline": "none"}
+    common = {"seed": seed, "accelerator": "cpu", "progress": False, "options": options}
+    if step == 0:
+        return mtl.fit(rows[: ends[0]], TASKS, folder=folder / "0", **common)
+    if way == "first":
+        return mtl.load(folder / "0")
+    if way == "anew":
+        return mtl.fit(rows[: ends[step]], TASKS, **common)
+    day, before = rows[ends[step - 1] : ends[step]], str(folder / f"{step - 1}")
+    return mtl.fit(day, TASKS, folder=folder / f"{step}", start_from=before, **common)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("data/ml-100k"))
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = ratings(given.data)
+    ends = [round((FIRST + SHARE * step) * len(rows)) for step in range(STEPS + 2)]
+    found: dict[str, list[dict[str, float]]] = {"first": [], "continued": [], "anew": []}
+    for seed in range(given.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            trained("first", rows, ends, 0, Path(folder), seed)
+            for step, way in itertools.product(range(1, STEPS + 1), found):
+                start = time.process_time()
+                model = trained(way, rows, ends, step, Path(folder), seed)
+                seconds = time.process_time() - start
+                metrics = model.evaluate(rows[ends[step] : ends[step + 1]])
+                found[way].append({name: metrics[name] for name in METRICS} | {"CPU seconds": seconds})
+                print(f"seed {seed}, step {step}, {way}: {shown(found[way][-1])}", flush=True)
+    for way, each in found.items():
+        print(f"{way}: {shown({name: statistics.fmean(one[name] for one in each) for name in each[0]})}")
+
+
+def shown(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Go on with the encoding of an earlier run: known ids stay, and new categories get new ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from mtl.checks import join_names, require
+from mtl.types import TaskSpec
+
+from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
+from .encoder import TableEncoder
+from .inferring import ROWS_PER_WORD, Blocks
+from .labels import TargetOptions
+from .lists import listed
+from .statistics import Counts
+
+
+def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableEncoder, dict[str, int]]:
+    """Return ``encoder`` with the categories of further rows that it does not know, and their number by column.
+
+    A new category needs ``min_count`` rows. A list and its target keep one vocabulary. Scales, dates and formats stay.
+    """
+    counts = {name: Counts() for name in (*encoder.categorical, *encoder.elements)}
+    for frame, where in blocks(encoder.columns):
+        frame = encoder.prepared(frame, where)
+        for name in encoder.categorical:
+            counts[name].add(as_text(frame[name]).fill_null(MISSING))
+        for name, each in encoder.elements.items():
+            elements = listed(frame[name], each.separator, encoder.empty)
+            counts[name].add(elements.drop_nulls().explode(empty_as_null=False))
+    alike: dict[str, list[str]] = {}
+    for name in counts:
+        target = encoder.elements[name].target if name in encoder.elements else None
+        alike.setdefault(target or name, []).append(name)
+    before = encoder.categorical | {name: each.vocabulary for name, each in encoder.elements.items()}
+    after = dict(before)
+    for names in alike.values():
+        known, texts = before[names[0]], names[0] in encoder.elements and encoder.elements[names[0]].separator is None
+        table = pl.concat([counts[name].table() for name in names]).group_by("value").agg(pl.col("count").sum())
+        table = table.filter(pl.col("count") >= max(min_count, ROWS_PER_WORD if texts else 1))
+        new = table["value"].filter(pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)).sort().to_list()
+        after |= dict.fromkeys(names, CategoryEncoder([*known.values, *new], known.added + len(new)))
+    categorical = {name: after[name] for name in encoder.categorical}
+    lists = {name: replace(each, vocabulary=after[name]) for name, each in encoder.elements.items()}
+    added = {name: each.size - before[name].size for name, each in after.items() if each.size > before[name].size}
+    return replace(encoder, categorical=categorical, elements=lists), added
+
+
+def tasks_of(labels: Sequence[TargetOptions], known: Sequence[TaskSpec], blocks: Blocks, where: str) -> list[TaskSpec]:
+    """Return the task of each of ``labels``: a ``known`` one with its scale and classes, others learnt from the rows.
+
+    Weights and metrics are those of ``labels``. Raises InputError for a known task of another kind or loss.
+    """
+    before, found = {task.name: task for task in known}, {}
+    new = {label.name: label.collector() for label in labels if label.name not in before}
+    for frame, file in blocks([label.column for label in labels if label.name in new]) if new else ():
+        for label in labels:
+            if label.name in new:
+                label.collect(new[label.name], frame, file)
+    for label in labels:
+        if label.name in new:
+            found[label.name] = label.conclude(new[label.name], where)
+            continue
+        task = before[label.name]
+        was = {"kind": task.kind, "loss": task.loss, "transform": task.transform, "after": task.after}
+        changed = [f"{name}={getattr(label, name)}" for name, value in was.items() if getattr(label, name) != value]
+        anew = "with data.keep_encoding=false, the encoding is learnt anew"
+        there = f"data.tasks.{label.name}: {join_names(changed)} is not as in the run of start_from; {anew}"
+        require(not changed, there)
+        weight = task.weight if label.relative else label.weight
+        found[label.name] = replace(task, weight=weight, metrics=tuple(label.metrics) or task.metrics)
+    return list(found.values())

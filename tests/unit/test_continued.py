@@ -1,0 +1,122 @@
+"""A run that goes on with the weights and the encoding of another one: new categories, known scales and classes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import mtl
+from mtl.checks import InputError
+
+TASKS = {"click": "binary", "minutes": "regression", "plan": "multiclass"}
+GIVEN: dict[str, Any] = {
+    **{"progress": False, "max_epochs": 1, "lists": {"seen": {"separator": "|", "target": "item"}}, "dates": ["day"]},
+    "options": {"recipe.expert_units": [8], "recipe.head_units": [8], "threads": 1, "baseline": "none"},
+}
+
+
+def day(number: int, users: int = 30, items: int = 20, rows: int = 300) -> pl.DataFrame:
+    """Return the rows of a day, with more users and items each day."""
+    draw = np.random.default_rng(number)
+    item = draw.integers(0, items, (rows, 4)).astype(str)
+    frame = {
+        "user": np.char.add("u", draw.integers(0, users, rows).astype(str)),
+        "item": item[:, 0],
+        "seen": ["|".join(row[1 : 1 + size]) for row, size in zip(item, draw.integers(0, 4, rows), strict=True)],
+        "day": [f"2026-03-{number + 1:02} 0{hour}:00" for hour in draw.integers(0, 9, rows)],
+        "age": draw.normal(40 + 10 * number, 10, rows),
+        "click": draw.integers(0, 2, rows),
+        "minutes": draw.normal(100 * (number + 1), 5, rows),
+        "plan": draw.choice(["free", "basic", "pro"] if number == 0 else ["free", "pro"], rows),
+    }
+    return pl.DataFrame(frame)
+
+
+@pytest.fixture(scope="module", params=[64, None], ids=["one width", "width by ids"])
+def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("first") / "run"
+    given = GIVEN | {"options": GIVEN["options"] | {"recipe.embedding_dim": request.param}}
+    mtl.fit(day(0), TASKS, folder=folder, **given)
+    return folder, given
+
+
+def test_known_ids_stay_and_new_ones_start_at_the_mean(
+    first: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a step, known rows are predicted as before; the scale, the classes and the mean of ages are as before."""
+    folder, given = first
+    old, still = mtl.load(folder, device="cpu"), given["options"] | {"optimizer.lr": 1e-12}
+    with caplog.at_level(logging.INFO):
+        new = mtl.fit(day(1, 40, 25), TASKS, start_from=str(folder), **given | {"options": still})
+    assert "new categories: user 10, item 5" in caplog.text
+    for column, values in old.predict(day(0)).select(pl.selectors.float()).to_dict().items():
+        assert np.allclose(new.predict(day(0))[column], values, atol=1e-5)
+    assert [task.classes for task in new.spec.tasks] == [task.classes for task in old.spec.tasks]
+    before, after = old.encoder, new.encoder
+    assert after.numeric == before.numeric
+    assert after.categorical["user"].values[:30] == before.categorical["user"].values
+    assert sorted(after.categorical["user"].values[30:]) == sorted(f"u{number}" for number in range(30, 40))
+    assert after.elements["seen"].vocabulary.values == after.categorical["item"].values
+    tables = [
+        [each for each in model.network.modules() if isinstance(each, torch.nn.Embedding)] for model in (old, new)
+    ]
+    grown = [(a.weight, b.weight) for a, b in zip(*tables, strict=True) if len(b.weight) > len(a.weight)]
+    assert len(grown) >= 2
+    for one, other in grown:
+        assert torch.allclose(other[: len(one)], one, atol=1e-9)
+        assert torch.allclose(other[len(one) :], one[1:].mean(0), atol=1e-7)
+
+
+def test_each_day_goes_on_from_the_last_one(first: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Ids never move over three days, also of a user who is away for a day; a run that is resumed has the same."""
+    folder, given = first
+    ids: dict[str, int] = {}
+    for number in range(1, 4):
+        run = tmp_path / str(number)
+        model = mtl.fit(day(number, 30 + 5 * number), TASKS, start_from=str(folder), folder=run, **given)
+        own = dict(zip(model.encoder.categorical["user"].values, range(1, 1000), strict=False))
+        assert {user: own[user] for user in ids} == ids
+        ids, folder = own, run
+    assert 40 <= len(ids) <= 45
+    assert mtl.load(folder).spec.inputs["user"].size == len(ids) + 1
+    resumed = mtl.fit(day(3, 45), TASKS, resume=folder, progress=False, max_epochs=2)
+    assert resumed.encoder.categorical["user"].values == list(ids)
+
+
+def test_rare_new_categories_stay_unknown(first: tuple[Path, dict[str, Any]]) -> None:
+    folder, given = first
+    rows = day(1).with_columns(user=pl.when(pl.int_range(pl.len()) < 1).then(pl.lit("once")).otherwise("user"))
+    model = mtl.fit(rows, TASKS, start_from=str(folder), min_count=2, **given)
+    assert "once" not in model.encoder.categorical["user"].values
+
+
+def test_a_new_task_is_learnt_and_other_tasks_keep_their_scales(first: tuple[Path, dict[str, Any]]) -> None:
+    folder, given = first
+    rows = day(1).with_columns(stars=pl.col("age") / 10)
+    tasks = {"minutes": {"kind": "regression", "weight": 2.0}, "stars": "regression"}
+    model = mtl.fit(rows.drop("click", "plan"), tasks, start_from=str(folder), **given)
+    minutes, stars = model.spec.tasks
+    assert (minutes.mean, minutes.weight) == (mtl.load(folder).spec.tasks[1].mean, 2.0)
+    assert stars.mean == pytest.approx(5, abs=0.2)
+
+
+def test_what_does_not_fit_is_one_message(first: tuple[Path, dict[str, Any]]) -> None:
+    folder, given = first
+    with pytest.raises(InputError, match="has no column 'age', which the network reads"):
+        mtl.fit(day(1).drop("age"), TASKS, start_from=str(folder), **given)
+    huber = TASKS | {"minutes": {"kind": "regression", "loss": "huber"}}
+    with pytest.raises(InputError, match=r"data.tasks.minutes: loss=huber is not as in the run of start_from"):
+        mtl.fit(day(1), huber, start_from=str(folder), **given)
+
+
+def test_the_encoding_can_be_learnt_anew(first: tuple[Path, dict[str, Any]]) -> None:
+    folder, given = first
+    model = mtl.fit(day(1, 40), TASKS, start_from=str(folder), keep_encoding=False, **given)
+    assert model.encoder.categorical["user"].added == 0
+    assert model.encoder.numeric["age"].mean == pytest.approx(50, abs=2)
