@@ -26,6 +26,7 @@ from mtl.cli import errors, resolvers
 from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
+from mtl.config.patterns import with_columns
 from mtl.config.resume import check_batches, config_to_load
 from mtl.config.teacher import read_teacher
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
@@ -103,6 +104,8 @@ def _run(
     folder = Path(cfg.paths.run_dir)
     if checkpoint is None and (cfg.ckpt or cfg.evaluate):
         checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
+    if checkpoint is None:
+        with_columns(cfg, python.frames["train"].columns if python and "train" in python.frames else None)
     # A resumed run has used it already
     source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None
     build.check_options(cfg)

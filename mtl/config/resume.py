@@ -24,6 +24,7 @@ from mtl import __version__
 from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
+from mtl.config.patterns import with_columns
 from mtl.files.records import flatten
 from mtl.options import Members, valid
 from mtl.runs.commands import key_of
@@ -145,8 +146,12 @@ def resumed_config(
     given = {*(option for word in words for option in _set_by(word)), *options}
     if evaluate and "data.test_path" in given:  # which has the rows; the column split the training's file
         given.add("data.split_column")
-    before: Any = OmegaConf.to_container(compose(base), resolve=False)
-    now: Any = OmegaConf.to_container(compose([*chosen_words(checkpoint, words), *words]), resolve=False)
+    tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
+    containers = list[Any]()
+    for composed in (compose(base), compose([*chosen_words(checkpoint, words), *words])):
+        with_columns(composed, tasks)
+        containers.append(OmegaConf.to_container(composed, resolve=False))
+    before, now = containers
     cfg, resolved = _merged(now, before, saved, given)
     cfg.words = [word for word in stored_words(checkpoint) if key_of(word) not in set(map(key_of, words))]
     cfg.words += [word for word in words if is_harmless(word)]

@@ -199,6 +199,25 @@ def test_cells_of_mixed_columns_keep_their_values(cells: list[Any], expected: li
     assert to_polars({"a": zoned})["a"].to_list() == [datetime(2026, 3, 1, 14, 30), None]
 
 
+def test_patterns_stand_for_columns(tmp_path: Path) -> None:
+    """Each column that fits becomes a task with the options of the pattern; a task of its own name keeps its own."""
+    draw = np.random.default_rng(0)
+    names = ["genre_a", "genre_b", "genre_c", "x"]
+    frame = pl.DataFrame({name: draw.integers(0, 2, 200) for name in names}).with_columns(x=draw.normal(size=200))
+    tasks = {"genre_*": {"kind": "binary", "metrics": ["auprc"]}, "genre_b": {"kind": "binary", "weight": 3.0}}
+    model = mtl.fit(frame, tasks, folder=tmp_path / "run", **QUICK)
+    assert {task.name: (task.metrics, task.weight) for task in model.spec.tasks} == {
+        "genre_a": (("auprc",), 1.0),
+        "genre_c": (("auprc",), 1.0),
+        "genre_b": ((), 3.0),
+    }
+    assert model.columns == ["x"]
+    again = mtl.fit(frame, tasks, resume=tmp_path / "run", progress=False, max_epochs=3)
+    assert [task.name for task in again.spec.tasks] == ["genre_a", "genre_c", "genre_b"]
+    with pytest.raises(InputError, match=r"data.tasks.gnre_\*: no column has such a name; frame has genre_a"):
+        mtl.fit(frame, {"gnre_*": "binary"}, **QUICK)
+
+
 def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
     """Shuffled ages harm the regression more than other columns do; nothing but its own column is shuffled."""
     found = model.importance(visits(300, seed=1), repeats=3)

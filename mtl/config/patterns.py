@@ -1,0 +1,37 @@
+"""Tasks of many columns at once: ``data.tasks`` may name patterns of columns, such as ``genre_*``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mtl.checks import join_names, require
+from mtl.data_modules.tables.row_source import RowSource
+
+
+def with_columns(cfg: DictConfig, columns: Sequence[str] | None = None) -> None:
+    """Replace each pattern in ``cfg.data.tasks`` by the columns that it fits, each with the pattern's options.
+
+    Tasks with names of their own, and earlier patterns, come first. ``columns``: those of rows in memory; None: the
+    columns of ``cfg.data.path``. Raises InputError for a pattern without a column.
+    """
+    tasks: Any = OmegaConf.to_container((cfg.get("data") or {}).get("tasks") or OmegaConf.create({}))
+    if not isinstance(tasks, dict) or not any("*" in str(name) for name in tasks) or not cfg.data.get("path"):
+        return
+    if columns is None:
+        columns = RowSource.open(Path(cfg.data.path), "data.path", separator=cfg.data.get("separator")).columns
+    found: dict[str, Any] = {}
+    for name, options in tasks.items():
+        if "*" not in str(name) or name in columns:
+            found[name] = options
+            continue
+        fitting = [column for column in columns if fnmatchcase(column, name) and column not in tasks]
+        there = f"data.tasks.{name}: no column has such a name; {cfg.data.path} has {join_names(columns)}"
+        require(bool(fitting), there)
+        found |= {column: options for column in fitting if column not in found}
+    with open_dict(cfg):
+        cfg.data.tasks = found
