@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,8 +165,9 @@ class TableEncoder(RowEncoder):
             elif name in self.numeric:
                 scaling, values = self.numeric[name], numbers(frame, name, where, bad, self.formats.get(name, ""))
                 counts, then = number_counts(values, scaling.edges), replace(then, mean=scaling.mean)
-                values = values.drop_nans()
-                mean = (values.clip(*scaling.bounds) if scaling.bounds else values).mean()
+                filled = values.drop_nans().to_numpy()
+                low, high = scaling.bounds or (-math.inf, math.inf)
+                mean = float(filled.clip(low, high).mean()) if len(filled) else None
             elif name in self.categorical:
                 known, cells = self.categorical[name], as_text(frame[name])
                 ids = known.encode(cells.drop_nulls())

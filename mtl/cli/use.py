@@ -163,6 +163,38 @@ def drift(arguments: Sequence[str] | None = None) -> None:
             sys.exit(DRIFTED)
 
 
+def compare(arguments: Sequence[str] | None = None) -> None:
+    """Show or write by how much the network of another run is better on the labelled rows of a file."""
+    parser = parser_of("compare", "Compare the networks A and B of two runs on the same rows with labels")
+    parser.add_argument("other", metavar="RUN_B", help="another run, whose network is B")
+    parser.add_argument("rows", type=Path, help="a table with the columns and labels of both: test rows, say")
+    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    least = "difference of the metric that would matter, in its unit; default any"
+    parser.add_argument("--margin", type=float, help=least)
+    parser.add_argument("--by", metavar="COLUMN", help="also compare the rows of each value of this column")
+    parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.compare import compare, in_words
+        from mtl.use.predict import check_out, read_rows, show, table_file
+        from mtl.use.trained import load
+
+        if given.out is not None:
+            check_out(given.out, given.rows, given.force)
+        a, b = (load(run, given.trust, given.device) for run in (given.run, given.other))
+        options = given.margin, given.by, given.resamples, given.seed, str(given.rows)
+        found = compare(a, b, read_rows(a, given.rows), *options)
+        if given.out is None:
+            show(found if given.by else found.drop("by"))
+        else:
+            with table_file(given.out) as write:
+                write(found)
+        print("\n".join(in_words(found, given.margin)))
+
+
 def export(arguments: Sequence[str] | None = None) -> None:
     """Write the network of a run as a program for other places, and print how well it agrees."""
     parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
