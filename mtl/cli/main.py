@@ -25,7 +25,7 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "importance": ("mtl.cli.use", "rank the columns by what the tasks lose without them"),
     "explain": ("mtl.cli.use", "say which cells of a row raise or lower its predictions"),
     "drift": ("mtl.cli.use", "tell whether rows have changed since the training"),
-    "compare": ("mtl.cli.use", "compare two networks on the same labelled rows: mtl compare RUN_A RUN_B FILE"),
+    "compare": ("mtl.cli.use", "tell which of two networks is better on the same rows"),
     "neurons": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
 }
 
