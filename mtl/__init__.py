@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
     from mtl.python.fit import fit as fit
     from mtl.python.share import share as share
     from mtl.types import Routing as Routing
+    from mtl.use.compare import compare as compare
     from mtl.use.trained import TrainedModel as TrainedModel
     from mtl.use.trained import load as load
 
@@ -46,6 +47,7 @@ _NAMES = {  # by module
     "mtl.python.fit": "fit",
     "mtl.python.share": "share",
     "mtl.types": "Routing",
+    "mtl.use.compare": "compare",
     "mtl.use.trained": "TrainedModel load",
     "mtl.gates": "CometGate CosineGate DSelectKGate FixedGate Gate GumbelMatrixGate GumbelSoftmaxGate HashGate "
     "Permutation ReMoEGate SoftmaxGate SoftmaxSelectorGate TaskTop1Gate TopKGate adapt_gates",

@@ -277,6 +277,10 @@ class RowEncoder(Protocol):
         """Describe in one line the cells encoded so far that the training rows say little about, with their numbers."""
         return ""
 
+    def histograms_of(self, frame: Any, where: str) -> Mapping[str, tuple[Any, Any]]:
+        """Return the histograms of each column in the training rows and in ``frame``; empty if they are not known."""
+        return {}
+
     def blocks(self, path: Path) -> Iterator[tuple[Any, float]]:
         """Yield blocks of the rows of a CSV or Parquet file, each with the share of the file read so far."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +20,13 @@ from torch import Tensor
 from mtl.checks import join_names, require
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
-from .columns import UNKNOWN, BadCells, CategoryEncoder, NumberEncoder, named, numbers, scaled
-from .dates import dates, part_names, parts_of
+from .columns import UNKNOWN, BadCells, CategoryEncoder, NumberEncoder, as_text, named, numbers, scaled
+from .dates import AGE, dates, part_names, parts_of
 from .formats import write_number
+from .histograms import Histogram, category_counts, number_counts
 from .kinds import Kind, OnBad, check_type
 from .lists import UNKNOWN as UNKNOWN_ELEMENT
-from .lists import ListEncoder
+from .lists import ListEncoder, listed
 from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class TableEncoder(RowEncoder):
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
     file, so cells that equal one of ``null_values`` are empty in all rows. Otherwise only numbers and dates are.
+
+    ``histograms``: of each column in the training rows; empty in checkpoints that were written before there were any.
     """
 
     categorical: dict[str, CategoryEncoder]
@@ -63,16 +67,17 @@ class TableEncoder(RowEncoder):
     separator: str | None = None
     null_values: Sequence[str] = ()
     from_text: bool = True
+    histograms: dict[str, Histogram] = field(default_factory=dict)
     bad: Annotated[BadCells, Field(exclude=True)] = field(default_factory=BadCells, compare=False, repr=False)
     warned: Annotated[set[str], Field(exclude=True)] = field(default_factory=set, compare=False, repr=False)
     unusual: Annotated[Counter[tuple[str, str]], Field(exclude=True)] = field(
         default_factory=Counter, compare=False, repr=False
     )
 
-    def prepared(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
+    def prepared(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
         """Return ``frame`` with its rows numbered, empty cells as null, and the parts of its dates as columns.
 
-        Raises InputError.
+        ``bad`` counts cells that should be dates and are not; without it, they raise InputError, as missing columns do.
         """
         frame = numbered(frame)
         check_columns(named(frame), self.columns, where)
@@ -82,14 +87,8 @@ class TableEncoder(RowEncoder):
         for name, kind in self._kinds.items():
             check_type(frame[name], where, ignoring(name), kind)
         for name, newest in self.dates.items():
-            found = dates(frame, name, where, self._counted, self.formats.get(name, ""))
-            frame = frame.with_columns(parts_of(found, newest))
+            frame = frame.with_columns(parts_of(dates(frame, name, where, bad, self.formats.get(name, "")), newest))
         return frame
-
-    @property
-    def _counted(self) -> BadCells | None:
-        """Where bad cells are counted; None: they are errors."""
-        return self.bad if self.on_bad == "missing" else None
 
     @property
     def _kinds(self) -> dict[str, Kind]:
@@ -141,8 +140,8 @@ class TableEncoder(RowEncoder):
         column and, unless ``on_bad`` is "missing", for a cell that cannot be read as a number or date; the message
         names the row.
         """
-        frame = self.prepared(frame, where)
-        bad = self._counted
+        bad = self.bad if self.on_bad == "missing" else None
+        frame = self.prepared(frame, where, bad)
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
         self._warn_of_unknown(inputs, where)
         self.unusual.update({(UNSEEN, name): int((ids == UNKNOWN).sum()) for name, ids in inputs.items()})
@@ -153,6 +152,31 @@ class TableEncoder(RowEncoder):
             self.unusual[FAR, name] += scaling.far(values)
             parts += scaled(frame, name, where, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
+
+    def histograms_of(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
+        """Return the histogram of each column in the training rows and in ``frame``. Raises InputError."""
+        bad = BadCells() if self.on_bad == "missing" else None  # ``encode`` reports them
+        frame, found = self.prepared(frame, where, bad), dict[str, tuple[Histogram, Histogram]]()
+        for name, then in self.histograms.items():
+            mean = None
+            if name in self.elements:
+                lists, known = self.elements[name], self.elements[name].vocabulary
+                cells = listed(frame[name], lists.separator, self.empty).list.unique().explode().drop_nulls()
+                counts = category_counts(known.encode(cells), then.ids, known.size, frame[name].null_count())
+            elif name in self.numeric:
+                scaling, values = self.numeric[name], numbers(frame, name, where, bad, self.formats.get(name, ""))
+                counts, then = number_counts(values, scaling.edges), replace(then, mean=scaling.mean)
+                filled = values.drop_nans().to_numpy()
+                low, high = scaling.bounds or (-math.inf, math.inf)
+                mean = float(filled.clip(low, high).mean()) if len(filled) else None
+            elif name in self.categorical:
+                known, cells = self.categorical[name], as_text(frame[name])
+                ids = known.encode(cells.drop_nulls())
+                counts = category_counts(ids, then.ids, known.size, cells.null_count())
+            else:
+                counts = number_counts(frame[f"{name} {AGE}"].fill_null(float("nan")), ())
+            found[name] = then, Histogram(counts.tolist(), len(frame), then.ids, mean)
+        return found
 
     def _warn_of_unknown(self, ids: Mapping[str, Tensor], where: str) -> None:
         """Warn, once for each column, if most cells are of no known category, as if written in another way."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import polars as pl
 
 from mtl.checks import join_names, require
 from mtl.types import TaskSpec
 
-from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
+from .columns import MISSING, UNKNOWN, BadCells, CategoryEncoder, as_text
 from .encoder import TableEncoder
+from .histograms import Histogram
 from .inferring import ROWS_PER_WORD, Blocks
 from .labels import TargetOptions
 from .lists import listed
@@ -22,10 +25,15 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
     """Return ``encoder`` with the categories of further rows that it does not know, and their number by column.
 
     A new category needs ``min_count`` rows. A list and its target keep one vocabulary. Scales, dates and formats stay.
+    Histograms are those of the further rows, in which a new category counts as unknown, as it will in later rows.
     """
     counts = {name: Counts() for name in (*encoder.categorical, *encoder.elements)}
-    for frame, where in blocks(encoder.columns):
-        frame = encoder.prepared(frame, where)
+    histograms, rows = dict[str, Any](), 0
+    for raw, where in blocks(encoder.columns):
+        for name, (_, now) in encoder.histograms_of(raw, where).items():
+            histograms[name] = histograms.get(name, 0) + np.array(now.counts)
+        rows += len(raw)
+        frame = encoder.prepared(raw, where, BadCells() if encoder.on_bad == "missing" else None)
         for name in encoder.categorical:
             counts[name].add(as_text(frame[name]).fill_null(MISSING))
         for name, each in encoder.elements.items():
@@ -46,7 +54,10 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
     categorical = {name: after[name] for name in encoder.categorical}
     lists = {name: replace(each, vocabulary=after[name]) for name, each in encoder.elements.items()}
     added = {name: each.size - before[name].size for name, each in after.items() if each.size > before[name].size}
-    return replace(encoder, categorical=categorical, elements=lists), added
+    of_rows = {
+        name: Histogram(counts.tolist(), rows, encoder.histograms[name].ids) for name, counts in histograms.items()
+    }
+    return replace(encoder, categorical=categorical, elements=lists, histograms=of_rows), added
 
 
 def tasks_of(labels: Sequence[TargetOptions], known: Sequence[TaskSpec], blocks: Blocks, where: str) -> list[TaskSpec]:

@@ -15,6 +15,7 @@ from mtl.checks import InputError, require
 from .columns import MISSING, BadCells, CategoryEncoder, NumberEncoder, advice, as_text, cell, numbers, parse
 from .dates import AGE, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
+from .histograms import Histogram, number_counts, of_training
 from .kinds import MOST, ColumnOptions, Kind, check_type, format_of, is_named, kind_of
 from .lists import ListEncoder, listed
 from .statistics import Counts, Moments, bounds_of, edges_of
@@ -57,6 +58,7 @@ class ColumnLearner:
     moments: Moments = field(default_factory=Moments)
     range: tuple[float, float] = (-math.inf, math.inf)  # numbers and ages beyond are outliers
     edges: list[float] = field(default_factory=list)  # of bins of the numbers or ages
+    binned: Any = 0  # counts of the numbers, or dates, by bin, see ``Histogram``
 
     def count(self, frame: pl.DataFrame, where: str) -> None:
         """Count the values of a block of training rows."""
@@ -154,7 +156,9 @@ class ColumnLearner:
     def measure(self, frame: pl.DataFrame, where: str) -> None:
         """Measure the numbers or the dates of a block. Raises InputError, which names the first bad cell."""
         if self.kind == "numeric" or self.repeats:
-            self.moments.add(numbers(frame, self.name, where, self.bad, self.form), *self.range)
+            values = numbers(frame, self.name, where, self.bad, self.form)
+            self.moments.add(values, *self.range)
+            self.binned = self.binned + number_counts(values, self.edges)
             return
         found = dates(frame, self.name, where, self.bad, self.form)
         require(self.newest is not None, f"{where}, column {self.name!r}: no cell of the training rows is a date")
@@ -162,7 +166,9 @@ class ColumnLearner:
         *parts, age = parts_of(found, self.newest)
         for part in parts:
             self.parts.setdefault(part.name, Counts()).add(part)
-        self.moments.add(age.fill_null(float("nan")), *self.range)
+        age = age.fill_null(float("nan"))
+        self.moments.add(age, *self.range)
+        self.binned = self.binned + number_counts(age, ())
 
     def to_encoder(self, encoder: TableEncoder, blocks: Blocks, where: str) -> None:
         """Add the learnt encoding to ``encoder``."""
@@ -194,14 +200,27 @@ class ColumnLearner:
             assert self.counts is not None
             encoder.categorical[name] = self._vocabulary(self.counts)
 
+    def histogram(self, encoder: TableEncoder, rows: int) -> Histogram:
+        """Return the histogram of the ``rows`` training rows; ``encoder`` has the column."""
+        if self.name in encoder.elements:
+            values, known, missing = self.elements, encoder.elements[self.name].vocabulary, self.missing
+        elif self.name in encoder.categorical and not self.repeats:
+            assert self.counts is not None
+            values, known, missing = self.counts, encoder.categorical[self.name], 0
+        else:
+            return Histogram(self.binned.tolist(), rows)
+        alike = _by_text(self.alike or [values]).rename({"count": "all"})
+        return of_training(_by_text([values]).join(alike, on="value"), self._least, known, rows, missing)
+
+    @property
+    def _least(self) -> int:
+        """The number of training rows that a category needs."""
+        return max(self.given.min_count, ROWS_PER_WORD) if self.kind == "text" else self.given.min_count
+
     def _vocabulary(self, counts: Counts) -> CategoryEncoder:
         """Return the ``max_categories`` most frequent categories of at least ``min_count`` training rows, sorted."""
-        least, most = self.given.min_count, self.given.max_categories
-        if self.kind == "text":
-            least, most = max(least, ROWS_PER_WORD), most or WORDS
-        tables = [one.table() for one in self.alike or [counts]]
-        texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
-        sums = pl.concat(texts).group_by("value").agg(pl.col("count").sum())
+        least, most = self._least, self.given.max_categories or (WORDS if self.kind == "text" else None)
+        sums = _by_text(self.alike or [counts])
         enough = sums.filter(pl.col("count") >= least).sort(-pl.col("count").cast(pl.Int64), "value")
         return CategoryEncoder(sorted(enough["value"].head(most or len(enough)).to_list()))
 
@@ -218,3 +237,10 @@ class ColumnLearner:
         # Later rows too may have dates such as 9999-12-31, which stand for none
         bounds = self.range if self.kind == "date" and math.isfinite(self.range[0]) else found.bounds
         return NumberEncoder(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds, self.edges)
+
+
+def _by_text(counts: Sequence[Counts]) -> pl.DataFrame:
+    """Return how often each category occurs, in the columns value and count."""
+    tables = [one.table() for one in counts]
+    texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
+    return pl.concat(texts).group_by("value").agg(pl.col("count").sum())

@@ -88,6 +88,8 @@ def learn(
             column.measure(frame, file)
     for column in found:
         column.to_encoder(encoder, blocks, where)
+        if column.used:
+            encoder.histograms[column.name] = column.histogram(encoder, rows)
     encoder.filled_after.extend(tasks_filled_after(labels, specs, blocks))
     return encoder, specs
 

@@ -24,6 +24,8 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "prune": ("mtl.cli.use", "extract the part of a network that a task uses"),
     "importance": ("mtl.cli.use", "rank the columns by what the tasks lose without them"),
     "explain": ("mtl.cli.use", "say which cells of a row raise or lower its predictions"),
+    "drift": ("mtl.cli.use", "tell whether rows have changed since the training"),
+    "compare": ("mtl.cli.use", "tell which of two networks is better on the same rows"),
     "neurons": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
 }
 

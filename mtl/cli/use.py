@@ -12,6 +12,7 @@ from mtl.cli.errors import as_one_message
 from mtl.runs.commands import program
 
 FIRST = 10  # rows that mtl predict and explain print without -o
+DRIFTED = 3  # exit code of mtl drift if the rows have changed; errors exit with 1 or 2
 
 
 def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
@@ -130,6 +131,68 @@ def explain(arguments: Sequence[str] | None = None) -> None:
         with table_file(given.out) as write:
             write(found)
         print(f"{given.out}: effects of {found['column'].n_unique()} columns on {len(shown):,} rows")
+
+
+def drift(arguments: Sequence[str] | None = None) -> None:
+    """Show or write how the rows of a file differ from the training rows; exit with ``DRIFTED`` if they do."""
+    parser = parser_of("drift", f"Compare the rows of a file with the training rows (exit code {DRIFTED} if changed)")
+    parser.add_argument("rows", type=Path, help="a table with the columns of the training")
+    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    changed = "population stability index above which a column has changed; default 0.2"
+    parser.add_argument("--threshold", type=float, default=0.2, help=changed)
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.drift import in_words, shown
+        from mtl.use.predict import check_out, read_rows, show, table_file
+        from mtl.use.trained import load
+
+        if given.out is not None:
+            check_out(given.out, given.rows, given.force)
+        model = load(given.run, given.trust, given.device)
+        frame = read_rows(model, given.rows)
+        found = model.drift(frame, given.threshold, where=str(given.rows))
+        if given.out is None:
+            show(shown(found))
+        else:
+            with table_file(given.out) as write:
+                write(found)
+        print(in_words(found, len(frame)))
+        if found["drifted"].any():
+            sys.exit(DRIFTED)
+
+
+def compare(arguments: Sequence[str] | None = None) -> None:
+    """Show or write by how much the network of another run is better on the labelled rows of a file."""
+    parser = parser_of("compare", "Compare the networks A and B of two runs on the same rows with labels")
+    parser.add_argument("other", metavar="RUN_B", help="another run, whose network is B")
+    parser.add_argument("rows", type=Path, help="a table with the columns and labels of both: test rows, say")
+    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    least = "difference of the metric that would matter, in its unit; default any"
+    parser.add_argument("--margin", type=float, help=least)
+    parser.add_argument("--by", metavar="COLUMN", help="also compare the rows of each value of this column")
+    parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.compare import compare, in_words
+        from mtl.use.predict import check_out, read_rows, show, table_file
+        from mtl.use.trained import load
+
+        if given.out is not None:
+            check_out(given.out, given.rows, given.force)
+        a, b = (load(run, given.trust, given.device) for run in (given.run, given.other))
+        options = given.margin, given.by, given.resamples, given.seed, str(given.rows)
+        found = compare(a, b, read_rows(a, given.rows), *options)
+        if given.out is None:
+            show(found if given.by else found.drop("by"))
+        else:
+            with table_file(given.out) as write:
+                write(found)
+        print("\n".join(in_words(found, given.margin)))
 
 
 def export(arguments: Sequence[str] | None = None) -> None:

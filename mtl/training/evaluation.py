@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -82,6 +83,9 @@ class Evaluation(KeepsBufferPrecision):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
     Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU.
+
+    ``predicted``: after ``compute``, in the first process, how the predictions of each task are distributed, see
+    ``distribution``.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -90,6 +94,7 @@ class Evaluation(KeepsBufferPrecision):
         self.tasks = {task.name: task for task in tasks}
         self.shown = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
+        self.predicted: dict[str, dict[str, Any]] = {}
         self._batches: dict[str, list[Columns]] = {name: [] for name in self.tasks}
         for task in tasks:
             scored = task.kind != "span" or task.scorer is not None
@@ -155,7 +160,7 @@ class Evaluation(KeepsBufferPrecision):
         Like the loss, an average leaves out tasks without a label. It also leaves out tasks whose main metric is
         undefined (NaN). Every process has to call this; the first one computes the metrics, all return them.
         """
-        result = self.meter.compute()
+        result, self.predicted = self.meter.compute(), {}
         metrics: dict[str, float] = {}
         for name, task in self.tasks.items():
             columns = gather_rows(_joined(self._batches[name])) if f"{name}/loss" in result else {}
@@ -167,6 +172,9 @@ class Evaluation(KeepsBufferPrecision):
             else:
                 rows = _labelled_rows(task, columns)
                 known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
+                values = as_compared(task, columns["prediction"])
+                if bool(values.isfinite().all()):
+                    self.predicted[name] = distribution(task, values)
             metrics |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
         result |= gather(metrics)[0]
         found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
@@ -180,6 +188,12 @@ class Evaluation(KeepsBufferPrecision):
             nothing = torch.zeros(0)
             return Rows(nothing, nothing), nothing.long()
         return _labelled_rows(self.tasks[name], columns), labelled(self.tasks[name], columns["label"]).nonzero()[:, 0]
+
+    def rows(self) -> dict[str, Rows]:
+        """Return the labelled rows of this process by task; tasks without a label, and those of spans, are left out."""
+        joined = {name: _joined(self._batches[name]) for name, task in self.tasks.items() if task.kind != "span"}
+        found = {name: _labelled_rows(self.tasks[name], columns) for name, columns in joined.items() if columns}
+        return {name: rows for name, rows in found.items() if len(rows.label)}
 
     def undefined(self, result: Mapping[str, float]) -> set[str]:
         """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
@@ -201,6 +215,29 @@ class Evaluation(KeepsBufferPrecision):
     def reset(self) -> None:
         self.meter.sums.zero_()
         self._batches = {name: [] for name in self._batches}
+
+
+def distribution(task: TaskSpec, values: Tensor) -> dict[str, Any]:
+    """Return as plain data how the predictions ``values [N]`` of a task, see ``as_compared``, are distributed.
+
+    ``edges``: the deciles, or for classes their numbers from 1. ``counts``: how many values are below the first edge,
+    between two of them, the lower one included, and so on. ``mean``: of a task without several classes.
+    """
+    numbers = values.numpy()
+    many = task.kind == "multiclass"
+    edges = np.arange(1.0, task.num_classes) if many else np.unique(np.quantile(numbers, np.linspace(0.1, 0.9, 9)))
+    counts = np.bincount(np.searchsorted(edges, numbers, side="right"), minlength=len(edges) + 1)
+    return {"edges": edges.tolist(), "counts": counts.tolist(), "mean": None if many else float(numbers.mean())}
+
+
+def as_compared(task: TaskSpec, prediction: Tensor) -> Tensor:
+    """Return predictions ``[N]`` as metrics compare them: see ``Rows.prediction``."""
+    if task.kind == "multiclass":
+        return prediction
+    prediction = at_least_float32(prediction)
+    if task.kind == "binary":
+        return prediction.double().sigmoid()  # in float32, all sigmoids of logits above 17 are 1
+    return task.single(task.in_units(prediction))
 
 
 def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,18 +262,16 @@ def _labelled_rows(task: TaskSpec, columns: Columns) -> Rows:
     """Return the rows that have a label, with predictions as metrics compare them."""
     mask = labelled(task, columns["label"])
     columns = {name: value[mask] for name, value in columns.items()}
-    prediction, label = at_least_float32(columns["prediction"]), columns["label"]
+    prediction, label = as_compared(task, columns["prediction"]), columns["label"]
     if task.kind != "regression":
-        if task.kind == "binary":
-            columns["prediction"] = prediction.double().sigmoid()  # in float32, all sigmoids of logits above 17 are 1
-        return Rows(**columns | {"label": label.long()})
-    values, label = task.in_units(prediction), label.double()
-    columns = {"prediction": task.single(values), "label": label}
+        return Rows(**columns | {"prediction": prediction, "label": label.long()})
+    label = label.double()
+    found = {"prediction": prediction, "label": label}
     if task.quantiles:
-        several = values.reshape(-1, task.outputs)  # [N, Q], ascending
+        several = task.in_units(at_least_float32(columns["prediction"])).reshape(-1, task.outputs)  # [N, Q], ascending
         above = (several[:, 0] <= label) | (task.outputs == 1)
-        columns |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
-    return Rows(**columns)
+        found |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
+    return Rows(**found)
 
 
 def _joined(batches: Sequence[Columns]) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,15 @@ import polars as pl
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, join_names, require
 from mtl.files.literals import printable
 from mtl.files.tables import Table
 from mtl.files.writing import reported, writing
 from mtl.types import ROW
+from mtl.use import drift
 from mtl.use.trained import TrainedModel, load
+
+log = logging.getLogger(__name__)
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")
@@ -44,11 +48,13 @@ def predicted(
         raise InputError(
             "the data of this network have no rows that a table could hold: mtl.load(CHECKPOINT).predict takes tensors"
         )
-    for block, share in model.encoder.blocks(rows):
+    for number, (block, share) in enumerate(model.encoder.blocks(rows)):
         there = [name for name in block.columns if name != ROW]
         missing = [name for name in keep or () if name not in there]
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
         found = model.predict(block, tasks, experts, batch_size, str(rows))
+        if number == 0 and len(block) >= drift.LEAST:
+            _warn_of_drift(model, block, rows)
         kept = block.select(there if keep is None else list(keep))
         twice = [name for name in found.columns if name in kept.columns]
         require(
@@ -56,6 +62,16 @@ def predicted(
             f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep",
         )
         yield kept.hstack(found.get_columns()) if kept.width else found, share
+
+
+def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path) -> None:
+    """Warn if columns of a block of rows have changed since the training."""
+    assert model.encoder is not None
+    if model.encoder.histograms_of(block[:0], str(rows)):
+        changed = drift.judged(drift.columns(model, block, str(rows))).filter("drifted")["column"].to_list()
+        if changed:
+            text = "%s, changed since the training: %s; mtl drift RUN %s says how"
+            log.warning(text, rows, join_names(changed), rows)
 
 
 def read_rows(model: TrainedModel, rows: Path) -> pl.DataFrame:

@@ -24,6 +24,7 @@ from mtl.networks.packing import Packing
 from mtl.options import FilePath, valid
 from mtl.runs.results import metrics_of
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
+from mtl.use.drift import THRESHOLD, drift
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluated, importance
 from mtl.use.reasons import reasons
@@ -190,6 +191,19 @@ class TrainedModel:
         frame = to_polars(rows)
         others = frame if reference is None else to_polars(reference)
         return like(rows, reasons(self, frame, self.tasks_named(tasks), others, samples, seed, where))
+
+    def drift(self, rows: Any, threshold: float = THRESHOLD, batch_size: int = 4096, where: str = ROWS) -> Any:
+        """Return how far the columns of rows, and their predictions, have changed since the training; worst first.
+
+        A column has ``drifted`` if its ``psi``, the population stability index, is above ``threshold``, and ``p``, the
+        probability of such a change by chance, corrected by Holm's method for the number of rows of the table, is below
+        0.05. There are also the shares of unknown categories and of missing cells, and the means of numbers, in the
+        training rows (``unknown_then``, ...) and now. Rows whose ``what`` is prediction compare the predictions of a
+        task with those of the validation. What is not known, such as the predictions of a task without labels there, is
+        null. ``rows``: as in ``predict``; the result is of polars, or of pandas if ``rows`` are. Raises InputError for
+        a checkpoint of an older version, which has no histograms.
+        """
+        return like(rows, drift(self, to_polars(rows), threshold, batch_size, where))
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""

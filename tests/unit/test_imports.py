@@ -108,6 +108,7 @@ def test_packages_are_the_folders() -> None:
 def exported() -> set[str]:
     """Return the modules of what ``mtl`` exports, but for ``mtl.load`` and others, which need the application."""
     return {getattr(mtl, name).__module__ for name in mtl.__all__} - {
+        "mtl.use.compare",
         "mtl.use.trained",
         "mtl.python.fit",
         "mtl.python.estimator",

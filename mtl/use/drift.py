@@ -1,0 +1,127 @@
+"""Compare rows with the training rows of a network: ``mtl drift RUN FILE``.
+
+The population stability index of two distributions p and q over the same bins is sum (p - q) ln(p / q); from 0.1 it
+counts as a small change, from 0.2 or 0.25 as a large one (Siddiqi 2006, Credit Risk Scorecards). Few rows make it large
+by chance, so a p-value stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy.stats import binom
+
+from mtl.checks import InputError, join_names, require
+from mtl.options import StrictModel, valid
+from mtl.predictions import class_names, main_column
+from mtl.report.statistics import SIGNIFICANCE, holm
+from mtl.types import TaskSpec
+
+FLOOR = 1e-4  # the least share of a bin, so that empty bins have a logarithm
+THRESHOLD = 0.2
+LEAST = 200  # rows of which ``mtl predict`` says that they have changed
+KINDS = {**dict.fromkeys(("column", "what"), pl.String), **dict.fromkeys(("psi", "p"), pl.Float64)}
+KINDS |= {name + then: pl.Float64 for name in ("unknown", "missing", "mean") for then in ("_then", "")}
+DRIFT = {**KINDS, "drifted": pl.Boolean}
+
+
+class Predicted(StrictModel):
+    """The predictions of a task in the validation, see ``mtl.training.evaluation.distribution``."""
+
+    edges: list[float]
+    counts: list[int]
+    mean: float | None
+
+
+def drift(model: Any, frame: pl.DataFrame, threshold: float, batch_size: int, where: str) -> pl.DataFrame:
+    """See ``TrainedModel.drift``."""
+    require(threshold > 0, f"threshold={threshold}: must be above 0")
+    require(len(frame) > 0, f"{where} has no rows to compare with the training rows")
+    if model.labelled is None:
+        raise InputError("the data of this network are no table, whose columns could be compared")
+    predictions = model.predict(frame, batch_size=batch_size, where=where)
+    found = columns(model, frame, where)
+    then = valid(dict[str, Predicted], model.stored.get("predicted", {}), "the predictions in the checkpoint")
+    for task in model.spec.tasks:
+        values, row = numbers(task, predictions), dict[str, Any](column=task.name, what="prediction")
+        if task.name in then:
+            before = then[task.name]
+            bins = np.searchsorted(before.edges, values, side="right")
+            counts = np.bincount(bins, minlength=len(before.counts)).tolist()
+            row |= {"psi": psi(before.counts, counts), "p": chance(before.counts, counts), "mean_then": before.mean}
+        found.append(row | ({} if task.kind == "multiclass" else {"mean": float(np.mean(values))}))
+    return judged(found, threshold)
+
+
+def columns(model: Any, frame: pl.DataFrame, where: str) -> list[dict[str, Any]]:
+    """Return the comparison of each column as a row of the table. Raises InputError for a checkpoint without them."""
+    found, rows = model.encoder.histograms_of(frame, where), []
+    require(bool(found), "this checkpoint does not describe its training rows, as older ones do not: train it again")
+    for name, (then, now) in found.items():
+        row = {"column": name, "what": "column", "psi": psi(then.counts, now.counts)}
+        row |= {"p": chance(then.counts, now.counts), "unknown_then": then.unknown, "unknown": now.unknown}
+        row |= {"missing_then": then.missing, "missing": now.missing, "mean_then": then.mean, "mean": now.mean}
+        rows.append(row)
+    return rows
+
+
+def judged(rows: Sequence[dict[str, Any]], threshold: float = THRESHOLD) -> pl.DataFrame:
+    """Return the table of drift with p-values corrected by Holm's method, the largest change first."""
+    table = pl.DataFrame(rows, KINDS)
+    known = table.filter(pl.col("p").is_not_null())
+    known = known.with_columns(p=pl.Series(holm(known["p"].to_list()), dtype=pl.Float64))
+    table = pl.concat([known, table.filter(pl.col("p").is_null())])
+    drifted = (pl.col("psi") > threshold) & (pl.col("p") < SIGNIFICANCE)
+    table = table.with_columns(drifted=drifted.fill_null(False))
+    return table.sort("drifted", "psi", descending=True, nulls_last=True, maintain_order=True)
+
+
+def psi(then: Sequence[int], now: Sequence[int]) -> float:
+    """Return the population stability index of two lists of counts; shares below ``FLOOR`` count as this share."""
+    p, q = (np.maximum(np.array(counts) / max(1, sum(counts)), FLOOR) for counts in (then, now))
+    return float(((p - q) * np.log(p / q)).sum())
+
+
+def chance(then: Sequence[int], now: Sequence[int]) -> float:
+    """Return the p-value that two lists of counts are samples of one distribution.
+
+    It is that of the bin that differs most, times the number of bins (Bonferroni). Of a bin, it is the two-sided
+    binomial probability of the smaller sample's count, given its share in both samples: unlike a chi-squared test, it
+    also holds for bins that are nearly empty, such as that of unknown categories.
+    """
+    few, many = sorted((np.array(then), np.array(now)), key=np.sum)
+    share, rows = (few + many) / max(1, few.sum() + many.sum()), few.sum()
+    tail = np.minimum(binom.cdf(few, rows, share), binom.sf(few - 1, rows, share))
+    return float(min(1.0, 2 * tail.min() * np.count_nonzero(share)))
+
+
+def numbers(task: TaskSpec, predictions: pl.DataFrame) -> Any:
+    """Return a number for each row ``[N]``: a value, the probability of yes, or the number of the class."""
+    if task.kind == "binary":
+        return predictions[f"{task.name}_probability"].to_numpy()
+    values = predictions[main_column(task)]
+    return values.to_numpy() if task.kind == "regression" else np.array([*map(class_names(task).index, values)])
+
+
+def shown(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table to read: a line for each column, with then and now in one cell."""
+    lines = []
+    for row in table.iter_rows(named=True):
+        of_task = "the predictions of " if row["what"] == "prediction" else ""
+        line = {"column": of_task + row["column"], "psi": row["psi"], "p": row["p"]}
+        for name in ("unknown", "missing", "mean"):
+            then, now = ("-" if value is None else f"{value:.3g}" for value in (row[f"{name}_then"], row[name]))
+            line[name] = "" if then == now == "-" else f"{then} → {now}"
+        lines.append(line | {"drifted": "yes" if row["drifted"] else ""})
+    return pl.DataFrame(lines, infer_schema_length=None)
+
+
+def in_words(table: pl.DataFrame, rows: int) -> str:
+    """Say in one sentence what has changed."""
+    names = shown(table.filter("drifted")).get_column("column", default=pl.Series([], dtype=pl.String))
+    if not len(names):
+        return f"No column and no prediction of these {rows:,} rows has changed by more than the threshold and chance."
+    return f"Changed since the training: {join_names(names)}."

@@ -1,0 +1,194 @@
+"""``mtl compare``: which of two networks is better on the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from scipy.stats import norm
+
+import mtl
+from mtl.checks import InputError
+from mtl.cli.use import compare as command
+from mtl.report.statistics import holm
+from mtl.training.metrics import Rows, value_of
+from mtl.types import TaskSpec
+from mtl.use.compare import _compared, in_words
+from tests.unit.test_fit import QUICK, visits
+
+TASKS: dict[str, Any] = {
+    "clicked": "binary",
+    "minutes": {"kind": "regression", "metrics": ["mae"]},
+    "plan": {"kind": "multiclass", "metrics": ["macro_f1"]},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return mtl.fit(visits(600), TASKS, **QUICK | {"max_epochs": 8})
+
+
+@pytest.fixture(scope="module")
+def worse() -> Any:
+    """Return a network without the column that matters, with other scales and another metric."""
+    tasks = {**TASKS, "minutes": {"kind": "regression", "transform": "log"}}
+    return mtl.fit(visits(300, seed=1).drop("age").filter(pl.col("minutes") > 0), tasks, **QUICK)
+
+
+def test_interval_is_that_of_numpy(model: Any, worse: Any) -> None:
+    """The difference of the mean absolute errors in the unit of the labels, and the interval of a bootstrap by hand."""
+    rows = visits(400, seed=3).filter(pl.col("minutes").is_null() | (pl.col("minutes") > 0))
+    found = mtl.compare(model, worse, rows, seed=1).row(by_predicate=pl.col("task") == "minutes", named=True)
+    known = rows["minutes"].is_not_null().to_numpy()
+    errors = [
+        np.abs(each.predict(rows)["minutes_prediction"].to_numpy() - rows["minutes"].to_numpy())[known]
+        for each in (model, worse)
+    ]
+    assert (found["rows"], found["metric"], found["b_is"]) == (known.sum(), "mae", "worse")
+    assert [found["a"], found["b"]] == pytest.approx([each.mean() for each in errors])
+    assert found["difference"] == pytest.approx(found["b"] - found["a"])
+    draw = np.random.default_rng(7)
+    change = errors[1] - errors[0]
+    means = [change[draw.integers(0, len(change), len(change))].mean() for _ in range(4000)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    assert [found["low"], found["high"]] == pytest.approx([low, high], abs=0.1 * (high - low))
+
+
+def test_equal_networks_do_not_differ(model: Any) -> None:
+    for margin in (None, 0.01):
+        found = mtl.compare(model, model, visits(100, seed=3), margin=margin, resamples=100)
+        assert found["difference"].to_list() == [0.0, 0.0, 0.0]
+        assert found["b_is"].unique().to_list() == ["as good"]
+        assert "clicked: there is no difference" in in_words(found, margin)[0]
+
+
+def test_better_network_is_found_in_either_order(model: Any, worse: Any) -> None:
+    rows = visits(400, seed=3).filter(pl.col("minutes").is_null() | (pl.col("minutes") > 0))
+    first, second = (mtl.compare(*pair, rows, resamples=200) for pair in ((worse, model), (model, worse)))
+    assert first.filter(task="clicked")["b_is"][0] == "better"
+    assert second.filter(task="clicked")["b_is"][0] == "worse"
+    assert [each.filter(task="minutes")["metric"][0] for each in (first, second)] == ["mse", "mae"]
+    one, other = (each.filter(pl.col("task") != "minutes")["difference"].to_list() for each in (first, second))
+    assert one == pytest.approx([-value for value in other])
+    wide = mtl.compare(worse, model, rows, resamples=200, margin=10.0)
+    assert wide["b_is"].unique().to_list() == ["as good"]
+    assert mtl.compare(worse, model, rows, resamples=200).equals(first)
+    assert isinstance(
+        mtl.compare(worse, model, pd.DataFrame(rows.to_dict(as_series=False)), resamples=100), pd.DataFrame
+    )
+
+
+def test_no_difference_is_rarely_taken_for_one() -> None:
+    """Of two equally good predictions, about 5 % are called different; the interval has the true value as often."""
+    task, draw, inside = TaskSpec("y", "regression"), np.random.default_rng(0), []
+    for _ in range(150):
+        label, noise = draw.normal(size=120), draw.normal(size=(2, 120))
+        pair = [Rows(torch.tensor(label + each), torch.tensor(label)) for each in noise]
+        row, _ = _compared(task, "mae", pair, 100, draw)
+        inside.append(row["low"] <= 0 <= row["high"])
+    assert 0.9 <= np.mean(inside) <= 0.99
+
+
+def test_resamples_of_large_files_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resample of a few rows gives the interval of all rows."""
+    task, draw = TaskSpec("y", "regression"), np.random.default_rng(0)
+    label, noise = draw.normal(size=5000), draw.normal(size=(2, 5000))
+    pair = [Rows(torch.tensor(label + each), torch.tensor(label)) for each in noise]
+    monkeypatch.setattr("mtl.use.compare.MOST", 500)
+    _, difference = _compared(task, "mae", pair, 1000, draw)
+    change = np.abs(noise[1]) - np.abs(noise[0])
+    assert difference.error == pytest.approx(change.std() / np.sqrt(5000), rel=0.1)
+
+
+def test_groups_are_resampled_whole() -> None:
+    """A ranking metric has the error of its groups' values; of a group drawn twice, each is a group."""
+    task, draw, groups = TaskSpec("y", "binary", metrics=("ndcg@3",)), np.random.default_rng(0), np.repeat(range(60), 5)
+    label = draw.integers(0, 2, 300)
+    label[::5] = 1  # each group has a positive
+    scores = [label + draw.normal(0, spread, 300) for spread in (0.3, 2.0)]
+    own = (torch.tensor(label), torch.tensor(groups))
+    pair = [Rows(torch.tensor(each), own[0], groups=own[1]) for each in scores]
+    row, difference = _compared(task, "ndcg@3", pair, 1000, draw)
+    parts = [own[1] == group for group in range(60)]
+    each = [
+        [value_of("binary", "ndcg@3", Rows(one.prediction[part], own[0][part], groups=own[1][part])) for part in parts]
+        for one in pair
+    ]
+    change = np.subtract(each[1], each[0])
+    assert row["difference"] == pytest.approx(change.mean())
+    assert difference.error == pytest.approx(change.std() / np.sqrt(60), rel=0.1)
+
+
+def test_slices_are_corrected_together(model: Any, worse: Any) -> None:
+    """Values with fewer than 50 labelled rows are left out; a slice of one class has no AUROC."""
+    rows = visits(600, seed=3).filter(pl.col("minutes").is_null() | (pl.col("minutes") > 0))
+    rows = rows.with_columns(clicked=pl.when(pl.col("city") == "Oslo").then(1).otherwise("clicked"))
+    found = mtl.compare(model, worse, rows, by="city", resamples=200)
+    slices = found.filter(pl.col("by").is_not_null())
+    assert slices["by"].unique().sort().to_list() == ["Lyon", "Oslo", "Rome"]
+    oslo = slices.row(by_predicate=(pl.col("by") == "Oslo") & (pl.col("task") == "clicked"), named=True)
+    assert [oslo[name] for name in ("a", "difference", "low", "p", "b_is")] == [None] * 5
+    assert oslo["rows"] > 50
+    known = slices.filter(pl.col("p").is_not_null())
+    errors = (known["high"] - known["low"]) / 2 / norm.isf(0.025)
+    alone = 2 * norm.sf(np.abs(known["difference"] / errors))
+    large = np.array(holm(alone.tolist())) > 1e-4  # where the normal distribution is near Student's
+    assert known["p"].to_numpy()[large] == pytest.approx(np.array(holm(alone.tolist()))[large], rel=0.3)
+    assert "minutes: of 3 values, B is worse for Lyon, Oslo" in "\n".join(in_words(found, None))
+    with pytest.raises(InputError, match="no value of column 'age' has 50 rows with a label"):
+        mtl.compare(model, worse, rows, by="age", resamples=100)
+
+
+def test_task_without_labels_is_undefined(model: Any, worse: Any) -> None:
+    rows = visits(100, seed=3).with_columns(clicked=pl.lit(None, dtype=pl.Int64), minutes=pl.lit(30.0))
+    found = mtl.compare(model, worse, rows, resamples=100).row(0, named=True)
+    assert (found["task"], found["rows"], found["b_is"]) == ("clicked", 0, None)
+    assert [found[name] for name in ("a", "b", "difference", "low", "high", "p")] == [None] * 6
+
+
+def test_networks_that_do_not_fit_are_one_message(model: Any) -> None:
+    rows = visits(300)
+    fewer = mtl.fit(rows.filter(pl.col("plan") != "gold"), {"plan": "multiclass"}, **QUICK | {"max_epochs": 1})
+    with pytest.raises(InputError, match=r"network B: .*column 'plan'.*gold.*does not occur in the training rows"):
+        mtl.compare(model, fewer, rows)
+    other = mtl.fit(rows, {"clicked": {"kind": "binary", "positive": 0}}, **QUICK | {"max_epochs": 1})
+    with pytest.raises(InputError, match=r"task 'clicked': the networks read other labels.*the same positive class"):
+        mtl.compare(model, other, rows)
+    with pytest.raises(InputError, match="no task of the same name"):
+        mtl.compare(fewer, other, rows)
+    with pytest.raises(InputError, match=r"has no column 'town'"):
+        mtl.compare(model, model, rows, by="town")
+    with pytest.raises(InputError, match="margin=0: must be a positive number"):
+        mtl.compare(model, model, rows, margin=0)
+
+
+def test_later_task_of_a_chain_is_compared_alone(model: Any) -> None:
+    """Network A has the task before it, B has not."""
+    rows = visits(300).with_columns(bought=pl.col("clicked") * (pl.col("city") == "Oslo").cast(int))
+    rows = rows.drop_nulls()
+    tasks = {"clicked": "binary", "bought": {"kind": "binary", "after": "clicked"}}
+    chain = mtl.fit(rows, tasks, **QUICK | {"max_epochs": 1})
+    alone = mtl.fit(rows.drop("clicked"), {"bought": "binary"}, **QUICK | {"max_epochs": 1})
+    found = mtl.compare(chain, alone, rows, resamples=100)
+    assert found["task"].to_list() == ["bought"]
+    metric = found["metric"][0]
+    assert [found["a"][0], found["b"][0]] == [each.evaluate(rows)[f"bought/{metric}"] for each in (chain, alone)]
+
+
+def test_command_shows_and_writes(model: Any, worse: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = visits(200, seed=3).filter(pl.col("minutes").is_null() | (pl.col("minutes") > 0))
+    rows.write_parquet(tmp_path / "rows.parquet")
+    model.save(tmp_path / "a.ckpt")
+    worse.save(tmp_path / "b.ckpt")
+    given = [str(tmp_path / name) for name in ("a.ckpt", "b.ckpt", "rows.parquet")]
+    given += ["--device", "cpu", "--resamples", "100"]
+    command([*given, "-o", str(tmp_path / "found.parquet")])
+    assert "clicked: B is worse (auroc -" in capsys.readouterr().out
+    assert pl.read_parquet(tmp_path / "found.parquet").equals(mtl.compare(model, worse, rows, resamples=100))
+    command(given)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " auroc " in line] == ["clicked"]
