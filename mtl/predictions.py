@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from mtl.calibration import STEPS, Calibration
 from mtl.chains import chain
-from mtl.checks import InputError
+from mtl.checks import InputError, require
 from mtl.types import TaskSpec
 
 
@@ -20,12 +22,17 @@ def in_units(task: TaskSpec, output: Tensor) -> Tensor:
     The logits ``[B]`` of a binary task become probabilities of the positive class, the logits ``[B, C]`` of a
     multiclass task probabilities of the classes, both float32. The outputs ``[B]`` of a regression become values in the
     units of its labels, float64; so do several quantiles ``[B, Q]``, in ascending order. The logits ``[B, S, 2]`` of a
-    span task are returned unchanged.
+    span task are returned unchanged. Logits are calibrated first, see ``TaskSpec.calibration``.
+
+    If only the share w of the negatives is among the rows (``TaskSpec.sampling_rate``), the odds p / (1 - p) among them
+    are 1 / w times those of all rows, so log w is added to the logit (Elkan 2001, theorem 2; He et al. 2014, section
+    6.3). Metrics compare predictions without it, since validation and test rows are sampled as the training rows are.
     """
     if task.kind == "binary":
-        return output.float().sigmoid()
+        logit = task.calibrated(output.float())
+        return (logit if task.sampling_rate == 1 else logit + math.log(task.sampling_rate)).sigmoid()
     if task.kind == "multiclass":
-        return output.float().softmax(-1)
+        return task.calibrated(output.float()).softmax(-1)
     return task.in_units(output) if task.kind == "regression" else output.float()
 
 
@@ -44,6 +51,35 @@ def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> di
             steps = [values[one.name] for one in chain(tasks[name], tasks)]
             found |= {name: torch.stack(steps).prod(0), conditional(tasks[name]): value}
     return found
+
+
+def outermost(task: TaskSpec, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lowest and the highest prediction ``[B]`` of a regression, of ``values`` in units, as logarithms if
+    the network predicts those of the labels; only of several quantiles do the two differ.
+    """
+    several = values.reshape(len(values), -1)
+    several = several.log() if task.transform else several
+    return several[:, 0], several[:, -1]
+
+
+def interval(task: TaskSpec, values: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the ends ``[B]`` of intervals that hold the share ``level`` of the labels of new rows, on average.
+
+    ``values``: the result of ``in_units`` of a regression. It is widened by a score that the validation rows gave
+    (``mtl.training.calibrating.conformal_scores``). Raises InputError if they were too few for the level.
+    """
+    known = task.calibration or Calibration()
+    where, margin = f"interval={level:g}: task {task.name!r}", known.margin(level)
+    require(bool(known.scores), f"{where} has no intervals, since its run had no validation rows with labels")
+    if margin is None:
+        most = len(known.scores) / STEPS
+        raise InputError(f"{where}: its validation rows are enough for levels up to {most:g} only")
+    low, high = outermost(task, values)
+    middle = (low + high) / 2  # quantiles that are too far apart are moved together, but not across each other
+    low, high = torch.minimum(low - margin, middle), torch.maximum(high + margin, middle)
+    if task.transform:
+        low, high = low.exp(), high.exp()
+    return (low.clamp(min=0) if task.loss == "poisson" else low), high
 
 
 def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from mtl.calibration import Calibration
 from mtl.checks import LARGEST_WHOLE, require, suggestion
 from mtl.nn.functional import float64_if_supported, has_float64
 from mtl.objectives import OF_QUANTILES, Objective
@@ -163,10 +164,14 @@ class TaskSpec(Objective):
     float64, since float32 has too few digits for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of
     the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of each class
     of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a click. The
-    network then predicts the probability given that task, see ``mtl.chains``.
+    network then predicts the probability given that task, see ``mtl.chains``. ``sampling_rate``: the share of the
+    negatives of a binary task that are among the rows, see ``mtl.predictions.in_units``.
 
     ``constant [outputs]``: what a network would output to predict the same for each row, such as the shares of the
     classes or the mean of the labels of the training rows; empty if unknown. Tests compare a network with it.
+
+    ``calibration``: what the validation rows taught after the training. It belongs to the weights of a checkpoint, not
+    to the data, which leave it None.
 
     ``marked``: each row has two texts with a marked word in each, and the input ``marks [B, 2, 2]``, the first and the
     last token of the two words.
@@ -185,9 +190,11 @@ class TaskSpec(Objective):
     pos_weight: float = 1.0
     class_weights: tuple[float, ...] = ()
     after: str | None = None
+    sampling_rate: float = 1.0
     marked: bool = False
     constant: tuple[float, ...] = field(default=(), compare=False, repr=False)
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
+    calibration: Calibration | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         def check(fits: bool, message: str) -> None:
@@ -207,6 +214,9 @@ class TaskSpec(Objective):
         check(fits, f"mean={self.mean}, std={self.std}: must be finite, std positive; 0 and 1 but for regressions")
         fits = self.pos_weight == 1 or (binary and 0 < self.pos_weight < math.inf)
         check(fits, f"pos_weight={self.pos_weight} must be a positive number, of a binary task")
+        rate = self.sampling_rate
+        fits = rate == 1 or (binary and self.after is None and 0 < rate < 1)
+        check(fits, f"sampling_rate={rate} must be above 0 and at most 1, of a binary task that is after no other")
         fits = len(self.constant) in (0, self.outputs)
         check(fits, f"constant={list(self.constant)} must have {self.outputs} numbers, or none")
         each = self.class_weights
@@ -233,6 +243,11 @@ class TaskSpec(Objective):
         """Convert ``values`` from the units of a regression's targets to standard units, float64."""
         values = float64_if_supported(values)
         return ((values.log() if self.is_log else values) - self.mean) / self.std
+
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Return the calibrated logits of a task with classes; other outputs are returned as they are."""
+        has_logits = self.kind in ("binary", "multiclass")
+        return logits if self.calibration is None or not has_logits else self.calibration.apply(logits)
 
     def single(self, prediction: Tensor) -> Tensor:
         """Return one prediction ``[B]`` for each row of a regression; of quantiles ``[B, Q]`` the middle one."""

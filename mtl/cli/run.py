@@ -131,11 +131,12 @@ def _run(
     else:
         data.prepare_data()
     data.setup()
-    network = build.build_network(cfg, data.spec, fresh=checkpoint is None)
+    spec = checkpoint.calibrated(data.spec) if checkpoint is not None and cfg.evaluate else data.spec
+    network = build.build_network(cfg, spec, fresh=checkpoint is None)
     if source is not None:
         start_from(network, source)
     distillation = teacher.distillation(network, data.spec) if teacher else None
-    module = build.build_module(cfg, network, data.spec, distillation)
+    module = build.build_module(cfg, network, spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)

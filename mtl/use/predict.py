@@ -33,6 +33,7 @@ def predicted(
     keep: Sequence[str] | None = None,
     experts: bool = False,
     batch_size: int = 4096,
+    interval: float | None = None,
 ) -> Iterator[tuple[pl.DataFrame, float]]:
     """Yield blocks of the rows of a file with their predictions, each with the share of the file read so far.
 
@@ -48,7 +49,7 @@ def predicted(
         there = [name for name in block.columns if name != ROW]
         missing = [name for name in keep or () if name not in there]
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
-        found = model.predict(block, tasks, experts, batch_size, str(rows))
+        found = model.predict(block, tasks, experts, batch_size, str(rows), interval)
         kept = block.select(there if keep is None else list(keep))
         twice = [name for name in found.columns if name in kept.columns]
         require(
