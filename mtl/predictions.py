@@ -57,7 +57,7 @@ def outermost(task: TaskSpec, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lowest and the highest prediction ``[B]`` of a regression, of ``values`` in units, as logarithms if
     the network predicts those of the labels; only of several quantiles do the two differ.
     """
-    several = values.reshape(len(values), -1)
+    several = values.reshape(-1, task.outputs)
     several = several.log() if task.transform else several
     return several[:, 0], several[:, -1]
 
