@@ -13,9 +13,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.calibration import Calibration
 from mtl.checkpoints.files import put_calibration
 from mtl.distributed import gather, gather_rows
+from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import validated
 from mtl.training.calibrating import METHODS, calibrated, conformal_scores

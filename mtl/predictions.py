@@ -10,9 +10,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.calibration import STEPS, Calibration
 from mtl.chains import chain
 from mtl.checks import InputError, require
+from mtl.nn.calibration import STEPS, Calibration
 from mtl.types import TaskSpec
 
 

@@ -16,8 +16,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from mtl.calibration import Calibration
 from mtl.checks import LARGEST_WHOLE, require, suggestion
+from mtl.nn.calibration import Calibration
 from mtl.nn.functional import float64_if_supported, has_float64
 from mtl.objectives import OF_QUANTILES, Objective
 

@@ -18,13 +18,13 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.calibration import Calibration
 from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
 from mtl.files.literals import unescaped
 from mtl.files.records import CHECKPOINTS, own_file
 from mtl.files.writing import writing
+from mtl.nn.calibration import Calibration
 from mtl.options import StrictModel, options_of, sentences, valid
 from mtl.types import DataSpec
 

@@ -16,7 +16,7 @@ from scipy.optimize import isotonic_regression, minimize, minimize_scalar
 from scipy.special import expit, log_softmax, logit
 from torch import Tensor
 
-from mtl.calibration import STEPS, Calibration
+from mtl.nn.calibration import STEPS, Calibration
 from mtl.predictions import outermost
 from mtl.types import TaskSpec
 
@@ -68,23 +68,21 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     """Return the isotonic regression of the labels of bins with about as many rows each (Zadrozny and Elkan 2002).
 
     A knot is the mean logit of a block of bins that share a probability, so that the map rises gently and makes no
-    ties. Probabilities keep a distance of 1 / (N + 2) from 0 and 1.
+    ties. Each bin has one more row with the mean label, so that no probability is 0 or 1.
     """
     bins = int(np.clip(len(logits) // FEWEST, 2, KNOTS))
     edges = np.unique(np.quantile(logits, np.arange(1, bins) / bins, method="inverted_cdf"))
     index = np.unique(np.searchsorted(edges, logits, side="right"), return_inverse=True)[1]
     total, at, positives = (np.bincount(index, weight * each) for each in (1.0, logits, label))
-    found = isotonic_regression(positives / total, weights=total)
+    found = isotonic_regression((positives + np.average(label, weights=weight)) / (total + 1), weights=total + 1)
     starts = found.blocks[:-1]
     mean = np.add.reduceat(at, starts) / np.add.reduceat(total, starts)
-    least = 1 / (len(logits) + 2)
-    value = logit(np.clip(found.x[starts], least, 1 - least))
-    return Calibration(knots=tuple(zip(mean.tolist(), value.tolist(), strict=True)))
+    return Calibration(knots=tuple(zip(mean.tolist(), logit(found.x[starts]).tolist(), strict=True)))
 
 
 METHODS: dict[str, dict[str, Fit]] = {
     "binary": {"Platt scaling": platt, "isotonic regression": isotonic},
-    "multiclass": {"temperature": temperature},
+    "multiclass": {"temperature scaling": temperature},
 }
 
 
@@ -106,7 +104,9 @@ def calibrated(task: TaskSpec, logits: Tensor, label: Tensor, weight: Tensor) ->
     if len(y) < LEAST or len(counts) < 2 or rarest < RAREST:
         of_class = f", {RAREST} of each class" if task.kind == "binary" else ""
         return None, f"not calibrated: this needs {LEAST} validation rows with labels{of_class}; there are {len(y)}"
-    fold = np.random.default_rng(0).permutation(len(y)) % FOLDS
+    order = np.random.default_rng(0).permutation(len(y))
+    fold = np.empty(len(y), int)
+    fold[order[y[order].argsort(kind="stable")]] = np.arange(len(y)) % FOLDS  # each has its share of each class
     losses = {"": float(np.average(log_losses(x, y), weights=w))}
     for name, fit in METHODS[task.kind].items():
         held = np.empty_like(x)

@@ -20,12 +20,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import mtl
-from mtl.calibration import Calibration
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.cli.use import predict as predict_command
 from mtl.files.records import read_json
+from mtl.nn.calibration import Calibration
 from mtl.predictions import in_units, interval
 from mtl.training.calibrating import calibrated, conformal_scores, isotonic, platt, temperature
 from mtl.types import NetworkOutput, TaskSpec
@@ -77,8 +77,9 @@ def visits(rows: int = 2000, seed: int = 0) -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("calibrated") / "run"
-    mtl.fit(visits(), TASKS, calibrate=True, weight_column="w", static_gate=True, folder=path, **QUICK)
+    path, rows = tmp_path_factory.mktemp("calibrated") / "run", tmp_path_factory.mktemp("rows") / "rows.csv"
+    visits().write_csv(rows)
+    mtl.fit(rows, TASKS, calibrate=True, weight_column="w", static_gate=True, folder=path, **QUICK)
     return path
 
 
@@ -116,21 +117,17 @@ def test_platt_is_logistic_regression_on_platts_targets() -> None:
 
 
 def test_isotonic_has_the_probabilities_of_scikit_learn() -> None:
-    """With few distinct logits, each is a bin, and a knot stands at the mean logit of a block with its probability."""
+    """With few distinct logits, each is a bin, with one more row; a knot stands at the mean logit of a block."""
     x, y, w = drawn()
     x = np.round(x / 0.5).clip(-8, 8) * 0.5
-    other = IsotonicRegression(out_of_bounds="clip").fit(x, y, w)
+    bins = np.unique(x)
+    more = np.concatenate([x, bins]), np.append(y, np.full(len(bins), np.average(y, weights=w)))
+    other = IsotonicRegression().fit(*more, np.append(w, np.ones(len(bins)))).predict
+    values = np.unique(other(bins))
+    at = [np.average(x[other(x) == value], weights=w[other(x) == value]) for value in values]
     knots = np.array(isotonic(x, y, w).knots)
-    blocks = [(other.predict(np.unique(x)) == value) for value in np.unique(other.predict(x))]
-    expected = [
-        (np.average(x[member], weights=w[member]), other.predict(np.unique(x)[block])[0])
-        for block in blocks
-        for member in [np.isin(x, np.unique(x)[block])]
-    ]
-    least = 1 / (len(x) + 2)
-    at, values = np.array(expected).T
     assert knots[:, 0] == pytest.approx(at)
-    assert expit(knots[:, 1]) == pytest.approx(values.clip(least, 1 - least))
+    assert expit(knots[:, 1]) == pytest.approx(values)
     assert len(knots) > 5
 
 
@@ -261,7 +258,7 @@ def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any,
 def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, tmp_path: Path) -> None:
     record = read_json(folder / "results.json")["test"]
     assert model.metrics["clicked/logloss"] == record["clicked/logloss"]
-    page = run_page._tested(folder, (), {"train": visits()})
+    page = run_page._tested(folder, (), {})
     for predicted in page.found[:1]:
         likelihood = torch.where(predicted.label == 1, predicted.prediction, 1 - predicted.prediction)
         assert float(-likelihood.log().mean()) == pytest.approx(record["clicked/logloss"], abs=1e-5)  # float32
@@ -270,7 +267,7 @@ def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, 
     before, after = raw.evaluate(rows), model.evaluate(rows)
     for task in ("clicked", "bought", "plan"):
         assert after[f"{task}/logloss"] < before[f"{task}/logloss"]
-    assert after["clicked/auroc"] == pytest.approx(before["clicked/auroc"], abs=1e-6)
+    assert after["clicked/auroc"] == pytest.approx(before["clicked/auroc"], abs=1e-5)
     likely = model.predict(rows)["clicked_probability"].to_numpy().astype(float)
     label = rows["clicked"].to_numpy()
     assert after["clicked/logloss"] == pytest.approx(-np.log(np.where(label == 1, likely, 1 - likely)).mean(), abs=1e-5)
@@ -315,15 +312,6 @@ def test_onnx_has_the_calibrated_probabilities(tmp_path: Path) -> None:
     assert c == pytest.approx(np.exp(log_softmax(0.4 * inputs["logits_c"].numpy(), -1)), abs=1e-6)
 
 
-def test_the_console_says_what_was_done(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "mtl"):
-        mtl.fit(visits(), {name: TASKS[name] for name in ("clicked", "plan", "minutes")}, calibrate=True, **QUICK)
-    lines = [line for line in caplog.messages if "calibrated" in line]
-    assert [line.split(":")[0] for line in lines] == ["task clicked", "task plan"]
-    assert "before" in lines[0]
-    assert "after (cross-validated)" in lines[0]
-
-
 def test_without_the_option_probabilities_stay_as_they_are(folder: Path) -> None:
     model = mtl.fit(visits(), TASKS, weight_column="w", static_gate=True, **QUICK)
     known = {task.name for task in model.spec.tasks if task.calibration is not None}
@@ -342,22 +330,23 @@ def test_a_resumed_run_is_calibrated_as_one_that_was_not_stopped(tmp_path: Path)
     assert resumed.metrics == whole.metrics
     plain = mtl.fit(visits(), tasks, resume=tmp_path / "run", calibrate=False, **options | {"max_epochs": 3})
     assert plain.spec.tasks[0].calibration is None
-    started = mtl.fit(visits(), tasks, start_from=str(tmp_path / "run"), **options)
+    started = mtl.fit(visits(), tasks, start_from=str(tmp_path / "run"), **options | {"max_epochs": 1})
     assert started.spec.tasks[0].calibration is None
 
 
-def test_evaluate_has_the_calibration_of_its_checkpoint(tmp_path: Path) -> None:
-    visits().write_csv(tmp_path / "rows.csv")
-    mtl.fit(tmp_path / "rows.csv", TASKS, calibrate=True, weight_column="w", folder=tmp_path / "run", **QUICK)
-    run(resume_small(tmp_path / "run" / "checkpoints" / "best.ckpt", tmp_path / "again", evaluate=True))
-    before, after = (read_json(tmp_path / name / "results.json")["test"] for name in ("run", "again"))
+def test_evaluate_has_the_calibration_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    run(resume_small(folder / "checkpoints" / "best.ckpt", tmp_path / "again", evaluate=True))
+    before, after = (read_json(path / "results.json")["test"] for path in (folder, tmp_path / "again"))
     assert {name: after[name] for name in after} == {name: pytest.approx(before[name], abs=1e-6) for name in after}
 
 
-def test_an_ensemble_calibrates_its_mean() -> None:
-    model = mtl.fit(
-        visits(), {"clicked": TASKS["clicked"], "minutes": "regression"}, calibrate=True, ensemble=2, **QUICK
-    )
+def test_an_ensemble_calibrates_its_mean_and_the_console_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "mtl"):
+        tasks = {name: TASKS[name] for name in ("clicked", "plan", "minutes")}
+        model = mtl.fit(visits(), tasks, calibrate=True, ensemble=2, **QUICK)
+    lines = [line for line in caplog.messages if "calibrated" in line]
+    assert [line.split(":")[0] for line in lines] == ["task clicked", "task plan"]
+    assert all("before" in line and "after (cross-validated)" in line for line in lines)
     task, rows = model.spec.tasks[0], visits(100, seed=1)
     assert task.calibration is not None
     logits = model.network(model.encode(rows.select(model.columns))).predictions["clicked"].detach()

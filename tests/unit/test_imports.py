@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 # A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
 ROWS = [
     {"checks", "compat", "distributed", "memory", "nn"},
-    {"calibration", "files", "objectives"},
+    {"files", "objectives"},
     {"options", "types"},
     {"chains"},
     {"checkpoints", "data_modules", "experts", "loggers", "predictions"},
