@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -18,9 +17,9 @@ from mtl.distributed import gather, gather_rows
 from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import validated
-from mtl.training.calibrating import METHODS, calibrated, conformal_scores
+from mtl.training.calibrating import METHODS, learnt
 from mtl.training.module import MultiTaskModule
-from mtl.types import Batch, labelled
+from mtl.types import labelled
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class CalibrationAfterTraining(Callback):
 
     @validated
     def __init__(self, dirpath: str, classes: bool = False) -> None:
-        self.dirpath, self.classes = dirpath, classes
+        self.dirpath, self.kinds = dirpath, ("regression", *(METHODS if classes else ()))
         self._trained = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -44,51 +43,32 @@ class CalibrationAfterTraining(Callback):
     def on_test_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         if not self._trained:
             return
-        kinds, found = ("regression", *(METHODS if self.classes else ())), dict[str, Calibration]()
-        names = [name for name, task in pl_module.tasks.items() if task.kind in kinds]
-        parts: dict[str, list[dict[str, Tensor]]] = {name: [] for name in names}
-        for batch in _validation(trainer) if names else ():
-            for name, columns in _columns(pl_module, batch, trainer, names):
-                parts[name].append(columns)
-        for name in names:
-            rows = {key: torch.cat([part[key] for part in parts[name]]) for key in (parts[name] or [{}])[0]}
-            rows = gather_rows(rows)
-            if not rows:
-                continue
-            task = pl_module.tasks[name]
-            if task.kind == "regression":
-                found[name] = conformal_scores(task, rows["output"], rows["label"])
-                continue
-            made, said = calibrated(task, rows["output"], rows["label"], rows["weight"])
-            log.info("task %s: %s", name, said)
-            if made is not None:
-                found[name] = made
+        tasks = {name: task for name, task in pl_module.tasks.items() if task.kind in self.kinds}
+        parts: dict[str, list[dict[str, Tensor]]] = {name: [] for name in tasks}
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
+        loader, limit = data.val_dataloader() if tasks else (), trainer.limit_val_batches
+        most = limit if isinstance(limit, int) else None if limit == 1 else int(limit * len(loader))
+        for batch in islice(loader, most):
+            batch = pl_module.converted(trainer.strategy.batch_to_device(batch))
+            with trainer.precision_plugin.forward_context():
+                outputs = pl_module(batch.inputs, list(batch.targets)).predictions
+            for name in parts.keys() & batch.targets.keys():
+                task, label = tasks[name], batch.targets[name]
+                known = labelled(task, label)
+                known = known if task.after is None else known & (batch.targets[task.after] == 1)
+                weight = batch.weights.get(name, torch.ones(len(label), device=label.device))
+                columns = {"output": at_least_float32(outputs[name]), "label": label, "weight": weight}
+                parts[name].append({key: value[known].cpu() for key, value in columns.items()})
+        found: dict[str, Calibration] = {}
+        for name, each in parts.items():
+            rows = gather_rows({key: torch.cat([part[key] for part in each]) for key in (each or [{}])[0]})
+            made, said = learnt(tasks[name], **rows) if rows else (None, "")
+            found |= {} if made is None else {name: made}
+            if said:
+                log.info("task %s: %s", name, said)
         found = gather(found)[0]  # process 0 has all rows
         for name, task in pl_module.tasks.items():
             pl_module.tasks[name] = pl_module.evaluation.tasks[name] = replace(task, calibration=found.get(name))
         path = Path(trainer.ckpt_path or Path(self.dirpath) / "last.ckpt")
         if trainer.is_global_zero and path.is_file():
             put_calibration(path, {name: asdict(each) for name, each in found.items()})
-
-
-def _validation(trainer: Trainer) -> Iterator[Batch]:
-    """Yield this process's batches of the validation rows, as many as a validation has."""
-    loader, limit = trainer.datamodule.val_dataloader(), trainer.limit_val_batches  # type: ignore[attr-defined]
-    most = limit if isinstance(limit, int) else None if limit == 1.0 else int(limit * len(loader))
-    for batch in islice(loader, most):
-        yield trainer.strategy.batch_to_device(batch)
-
-
-def _columns(
-    module: MultiTaskModule, batch: Batch, trainer: Trainer, names: list[str]
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the outputs, the labels and the weights of the rows that count for each task, on the CPU."""
-    with trainer.precision_plugin.forward_context():
-        output: Any = module(module.converted(batch).inputs, list(batch.targets))
-    for name in names:
-        if name in batch.targets:
-            task, label = module.tasks[name], batch.targets[name]
-            known = labelled(task, label) if task.after is None else ~label.isnan() & (batch.targets[task.after] == 1)
-            weight = batch.weights.get(name, torch.ones_like(label, dtype=torch.float32))
-            columns = {"output": at_least_float32(output.predictions[name]), "label": label, "weight": weight}
-            yield name, {key: value[known].cpu() for key, value in columns.items()}

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from mtl.chains import chain
-from mtl.checks import InputError, require
-from mtl.nn.calibration import STEPS, Calibration
+from mtl.checks import InputError
 from mtl.types import TaskSpec
 
 
@@ -54,31 +53,25 @@ def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> di
 
 
 def outermost(task: TaskSpec, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lowest and the highest prediction ``[B]`` of a regression, of ``values`` in units, as logarithms if
-    the network predicts those of the labels; only of several quantiles do the two differ.
+    """Return the lowest and the highest ``[B]`` of the predictions ``[B]`` or quantiles ``[B, Q]`` of a regression.
+
+    ``values`` are in units. With ``transform="log"`` the results are logarithms.
     """
-    several = values.reshape(-1, task.outputs)
-    several = several.log() if task.transform else several
+    several = (values.log() if task.transform else values).reshape(-1, task.outputs)
     return several[:, 0], several[:, -1]
 
 
-def interval(task: TaskSpec, values: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends ``[B]`` of intervals that hold the share ``level`` of the labels of new rows, on average.
+def interval(task: TaskSpec, values: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Return the ends ``[B]`` of the intervals of a regression, in units; for ``values`` see ``outermost``.
 
-    ``values``: the result of ``in_units`` of a regression. It is widened by a score that the validation rows gave
-    (``mtl.training.calibrating.conformal_scores``). Raises InputError if they were too few for the level.
+    ``margin``: see ``mtl.training.calibrating.conformal_scores``. If it is so negative that the ends would change
+    places, both are in the middle.
     """
-    known = task.calibration or Calibration()
-    where, margin = f"interval={level:g}: task {task.name!r}", known.margin(level)
-    require(bool(known.scores), f"{where} has no intervals, since its run had no validation rows with labels")
-    if margin is None:
-        most = len(known.scores) / STEPS
-        raise InputError(f"{where}: its validation rows are enough for levels up to {most:g} only")
     low, high = outermost(task, values)
-    middle = (low + high) / 2  # quantiles that are too far apart are moved together, but not across each other
+    middle = (low + high) / 2
     low, high = torch.minimum(low - margin, middle), torch.maximum(high + margin, middle)
     if task.transform:
-        low, high = low.exp(), high.exp()
+        return low.exp(), high.exp()
     return (low.clamp(min=0) if task.loss == "poisson" else low), high
 
 

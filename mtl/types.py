@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require, suggestion
-from mtl.nn.calibration import Calibration
+from mtl.nn.calibration import STEPS, Calibration
 from mtl.nn.functional import float64_if_supported, has_float64
 from mtl.objectives import OF_QUANTILES, Objective
 
@@ -170,8 +170,7 @@ class TaskSpec(Objective):
     ``constant [outputs]``: what a network would output to predict the same for each row, such as the shares of the
     classes or the mean of the labels of the training rows; empty if unknown. Tests compare a network with it.
 
-    ``calibration``: what the validation rows taught after the training. It belongs to the weights of a checkpoint, not
-    to the data, which leave it None.
+    ``calibration`` belongs to the weights of a checkpoint, so data leave it None.
 
     ``marked``: each row has two texts with a marked word in each, and the input ``marks [B, 2, 2]``, the first and the
     last token of the two words.
@@ -214,9 +213,8 @@ class TaskSpec(Objective):
         check(fits, f"mean={self.mean}, std={self.std}: must be finite, std positive; 0 and 1 but for regressions")
         fits = self.pos_weight == 1 or (binary and 0 < self.pos_weight < math.inf)
         check(fits, f"pos_weight={self.pos_weight} must be a positive number, of a binary task")
-        rate = self.sampling_rate
-        fits = rate == 1 or (binary and self.after is None and 0 < rate < 1)
-        check(fits, f"sampling_rate={rate} must be above 0 and at most 1, of a binary task that is after no other")
+        fits = self.sampling_rate == 1 or (binary and self.after is None and 0 < self.sampling_rate < 1)
+        check(fits, f"sampling_rate={self.sampling_rate} must be in (0, 1], of a binary task that is after no other")
         fits = len(self.constant) in (0, self.outputs)
         check(fits, f"constant={list(self.constant)} must have {self.outputs} numbers, or none")
         each = self.class_weights
@@ -248,6 +246,14 @@ class TaskSpec(Objective):
         """Return the calibrated logits of a task with classes; other outputs are returned as they are."""
         has_logits = self.kind in ("binary", "multiclass")
         return logits if self.calibration is None or not has_logits else self.calibration.apply(logits)
+
+    def margin(self, level: float) -> float:
+        """Return what widens intervals of a regression to a ``level``. Raises InputError if the rows were too few."""
+        scores, step = self.calibration.scores if self.calibration else (), math.ceil(level * STEPS - 1e-9)
+        most = f"levels up to {len(scores) / STEPS:g}" if scores else "no interval"
+        few = f"interval={level:g}: the labelled validation rows of task {self.name!r} are enough for {most}"
+        require(step <= len(scores), few)
+        return scores[step - 1]
 
     def single(self, prediction: Tensor) -> Tensor:
         """Return one prediction ``[B]`` for each row of a regression; of quantiles ``[B, Q]`` the middle one."""

@@ -80,12 +80,10 @@ class Checkpoint(dict[str, Any]):
 
     def calibrated(self, spec: DataSpec) -> DataSpec:
         """Return ``spec`` with the calibrations of its tasks that belong to the weights; see ``put_calibration``."""
-        fields, known = options_of(Calibration.__init__), dict[str, Calibration]()
+        kinds, known = options_of(Calibration.__init__), dict[str, Calibration]()
         for task, given in (self.get("calibration") or {}).items():
             here = f"checkpoint {self.path}: calibration.{task}"
-            known[task] = Calibration(
-                **{name: valid(fields[name], given[name], here) for name in fields & given.keys()}
-            )
+            known[task] = Calibration(**{name: valid(kind, given.get(name), here) for name, kind in kinds.items()})
         return replace(spec, tasks=[replace(task, calibration=known.get(task.name)) for task in spec.tasks])
 
 

@@ -6,7 +6,6 @@ checkpoint that is tested. ``mtl.training.calibrating`` fits it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +40,3 @@ class Calibration:
         inside = x.clamp(start[0], start[-1])
         parts = torch.minimum((inside[..., None] - start[:-1]).clamp(min=0), width)  # of each piece, left of x
         return value[0] + (parts * (value.diff() / width)).sum(-1) + (x - inside)
-
-    def margin(self, level: float) -> float | None:
-        """Return the score for intervals of ``level``, in (0, 1); None if there were too few validation rows."""
-        step = math.ceil(level * STEPS - 1e-9)
-        return self.scores[step - 1] if 0 < step <= len(self.scores) else None

@@ -86,40 +86,34 @@ METHODS: dict[str, dict[str, Fit]] = {
 }
 
 
-def mapped(calibration: Calibration, logits: Any) -> Any:
-    return calibration.apply(torch.from_numpy(logits)).numpy()
+def learnt(task: TaskSpec, output: Tensor, label: Tensor, weight: Tensor) -> tuple[Calibration | None, str]:
+    """Return what a task learns from N labelled rows, None for nothing, and what a log line says of its classes.
 
-
-def calibrated(task: TaskSpec, logits: Tensor, label: Tensor, weight: Tensor) -> tuple[Calibration | None, str]:
-    """Return the best map of the logits, None for none, and what a log line says of it.
-
-    ``logits [N]`` or ``[N, C]``, ``label [N]`` and ``weight [N]``: labelled rows. The method with the lowest log loss
-    in a cross-validation is fitted to all of them, since the loss on rows that it has seen would always favour an
-    isotonic regression.
+    ``output [N]`` or ``[N, outputs]`` of the network, ``label [N]``, ``weight [N]``. The map with the lowest log loss
+    in a cross-validation is fitted to all rows; on rows that it has seen, an isotonic regression would always win.
     """
-    kept = weight > 0
-    x, y, w = (each[kept].double().numpy() for each in (logits, label, weight))
+    if task.kind == "regression":
+        return conformal_scores(task, output, label), ""
+    kept, methods = weight > 0, METHODS[task.kind]
+    x, y, w = (each[kept].double().numpy() for each in (output, label, weight))
     counts = np.unique(y, return_counts=True)[1]
-    rarest = counts.min() if task.kind == "binary" and len(counts) else RAREST
-    if len(y) < LEAST or len(counts) < 2 or rarest < RAREST:
+    if len(y) < LEAST or len(counts) < 2 or (task.kind == "binary" and counts.min() < RAREST):
         of_class = f", {RAREST} of each class" if task.kind == "binary" else ""
         return None, f"not calibrated: this needs {LEAST} validation rows with labels{of_class}; there are {len(y)}"
     order = np.random.default_rng(0).permutation(len(y))
     fold = np.empty(len(y), int)
     fold[order[y[order].argsort(kind="stable")]] = np.arange(len(y)) % FOLDS  # each has its share of each class
     losses = {"": float(np.average(log_losses(x, y), weights=w))}
-    for name, fit in METHODS[task.kind].items():
+    for name, fit in methods.items():
         held = np.empty_like(x)
-        for number in range(FOLDS):
-            out = fold == number
-            held[out] = mapped(fit(x[~out], y[~out], w[~out]), x[out])
+        for out in (fold == number for number in range(FOLDS)):
+            held[out] = fit(x[~out], y[~out], w[~out]).apply(torch.from_numpy(x[out])).numpy()
         losses[name] = float(np.average(log_losses(held, y), weights=w))
     best = min(losses, key=losses.__getitem__)
     before = f"validation log loss {losses['']:.4f}"
     if not best:
-        return None, f"not calibrated: {before} is lower than with {' and '.join(METHODS[task.kind])}"
-    found = METHODS[task.kind][best](x, y, w)
-    return found, f"calibrated by {best}: {before} before, {losses[best]:.4f} after (cross-validated)"
+        return None, f"not calibrated: {before} is lower than with {' and '.join(methods)}"
+    return methods[best](x, y, w), f"calibrated by {best}: {before} before, {losses[best]:.4f} after (cross-validated)"
 
 
 def conformal_scores(task: TaskSpec, output: Tensor, label: Tensor) -> Calibration:

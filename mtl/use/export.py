@@ -17,8 +17,9 @@ from torch import Tensor
 from mtl.checks import require, require_packages
 from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
+from mtl.nn.calibration import STEPS
 from mtl.predictions import conditional, task_summary
-from mtl.types import TaskSpec, Tokens
+from mtl.types import Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, load
 
@@ -93,14 +94,10 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
     for task in model.spec.tasks:
         kind = "quantile" if task.quantiles and task.outputs > 1 else task.kind
         outputs[task.name] = {**task_summary(task), "meaning": MEANINGS[kind]}
-        if task.kind == "regression" and (margins := _margins(task)):
+        if task.kind == "regression" and task.calibration:
+            known = [level for level in LEVELS if level <= len(task.calibration.scores) / STEPS]
+            margins = {f"{level:g}": task.margin(level) for level in known}
             outputs[task.name]["interval"] = {"add": WIDENED + " of the logarithms" * bool(task.transform), **margins}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
     return {"inputs": described_inputs, "outputs": outputs, "data": data}
-
-
-def _margins(task: TaskSpec) -> dict[str, float]:
-    """Return by level what widens the predictions of a regression to intervals; see ``mtl.predictions.interval``."""
-    found = {level: task.calibration.margin(level) if task.calibration else None for level in LEVELS}
-    return {f"{level:g}": margin for level, margin in found.items() if margin is not None}

@@ -85,7 +85,7 @@ class Predictor:
         spans = [task.name for task in model.spec.tasks if task.kind == "span"]
         require(not spans, f"task {', '.join(spans)} finds answers in texts: it cannot be served")
         if interval is not None:
-            model.check_interval(interval, model.spec.tasks)
+            model.margins(interval, model.spec.tasks)
         self.model, self.max_batch, self.max_wait, self.interval = model, max_batch, max_wait, interval
         self._jobs: queue.Queue[Job | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._work, name="predictor")
@@ -297,6 +297,5 @@ def prepare(
 
     logging.getLogger("uvicorn.error").addFilter(is_of_server)
     model = load(path, trust)
-    predictor = Predictor(model, max_batch, max_wait_ms / 1000, interval=interval)
-    app = application(predictor, {**describe(model, path), "interval": interval})
+    app = application(Predictor(model, max_batch, max_wait_ms / 1000, interval=interval), describe(model, path))
     return app, protocol(), uvicorn.run

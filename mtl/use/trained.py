@@ -28,7 +28,6 @@ from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluated, importance
 from mtl.use.reasons import reasons
 
-ENDS = ("low", "high")  # of an interval
 ROWS = "the table"  # name in messages for rows that do not come from a file
 
 
@@ -101,13 +100,13 @@ class TrainedModel:
         TASK_spread, see ``mtl.predictions.spread``. ``experts`` adds TASK_experts,
         the experts that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several
         layers). ``interval``, such as 0.9: each regression has TASK_low and TASK_high too, and at least this share of
-        the labels of new rows like those of the validation is between them, see ``mtl.predictions.interval``.
+        the labels of new rows like those of the validation is between them, see
+        ``mtl.training.calibrating.conformal_scores``.
         ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read, or if
         the validation rows were too few for the interval.
         """
         specs, known = self.tasks_named(tasks), {task.name: task for task in self.spec.tasks}
-        if interval is not None:
-            self.check_interval(interval, specs)
+        margins = {} if interval is None else self.margins(interval, specs)
         given = rows if _is_tensors(rows) else to_polars(rows)
         values: dict[str, list[Tensor]] = {}
         spreads: dict[str, list[Tensor]] = {}
@@ -126,9 +125,9 @@ class TrainedModel:
         for task in specs:
             value = torch.cat(values.get(task.name, [predictions.empty(task)]))
             table |= predictions.columns(task, value)
-            if interval is not None and task.kind == "regression":
-                ends = predictions.interval(task, value, interval)
-                table |= {f"{task.name}_{end}": pl.Series(at.numpy()) for end, at in zip(ENDS, ends, strict=True)}
+            if task.name in margins:
+                low, high = predictions.interval(task, value, margins[task.name])
+                table |= {f"{task.name}_low": pl.Series(low.numpy()), f"{task.name}_high": pl.Series(high.numpy())}
             if task.after is not None:
                 parts = values.get(predictions.conditional(task), [predictions.empty(task)])
                 table[f"{task.name}_probability_given_{task.after}"] = pl.Series(torch.cat(parts).numpy())
@@ -207,12 +206,11 @@ class TrainedModel:
         content["baselines"] = {model: {**values} for model, values in self.baselines.items()}
         CheckpointIO().save_checkpoint(content, valid(FilePath, path, "path"))
 
-    def check_interval(self, level: float, tasks: Sequence[TaskSpec]) -> None:
-        """Raise InputError if there are no intervals of ``level`` for the regressions among ``tasks``."""
+    def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
+        """Return ``TaskSpec.margin`` of the regressions among ``tasks``. Raises InputError."""
         level, numbers = valid(InnerShare, level, "interval"), [task for task in tasks if task.kind == "regression"]
         require(bool(numbers), f"interval={level:g}: none of the tasks is a regression, so there are no intervals")
-        for task in numbers:
-            predictions.interval(task, predictions.empty(task), level)
+        return {task.name: task.margin(level) for task in numbers}
 
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
         """Return the named tasks, in the order of the network; None means all. Raises InputError."""

@@ -27,7 +27,7 @@ from mtl.cli.use import predict as predict_command
 from mtl.files.records import read_json
 from mtl.nn.calibration import Calibration
 from mtl.predictions import in_units, interval
-from mtl.training.calibrating import calibrated, conformal_scores, isotonic, platt, temperature
+from mtl.training.calibrating import conformal_scores, isotonic, learnt, platt, temperature
 from mtl.types import NetworkOutput, TaskSpec
 from mtl.use import program, run_page
 from mtl.use.export import export_run
@@ -149,7 +149,7 @@ def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
 
     def chosen(logits: Any, true: Any) -> str:
         label = (np.random.default_rng(1).random(4000) < true).astype(float)
-        return calibrated(BINARY, torch.tensor(logits), torch.tensor(label), weight)[1]
+        return learnt(BINARY, torch.tensor(logits), torch.tensor(label), weight)[1]
 
     z = np.random.default_rng(0).normal(0, 1.5, 4000)
     assert chosen(z, expit(z)).startswith("not calibrated")
@@ -157,7 +157,7 @@ def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
     assert chosen(z, np.where(z > 1, 0.9, np.where(z > -0.5, 0.5, 0.02))).startswith("calibrated by isotonic")
     rows = torch.randn(4000, 3)
     classes = torch.distributions.Categorical(logits=rows).sample()
-    found, said = calibrated(CLASSES, 2 * rows, classes, weight)
+    found, said = learnt(CLASSES, 2 * rows, classes, weight)
     assert found is not None
     assert found.scale == pytest.approx(0.5, abs=0.05)
     assert "temperature" in said
@@ -165,7 +165,7 @@ def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
 
 @pytest.mark.parametrize("label", [torch.tensor([0.0, 1.0] * 20), torch.zeros(500), torch.tensor([1.0] * 9 + [0] * 99)])
 def test_too_few_labels_leave_a_task_as_it_is(label: torch.Tensor) -> None:
-    found, said = calibrated(BINARY, torch.randn(len(label)), label, torch.ones(len(label)))
+    found, said = learnt(BINARY, torch.randn(len(label)), label, torch.ones(len(label)))
     assert found is None
     assert said.startswith("not calibrated: this needs 50 validation rows with labels, 10 of each class")
 
@@ -173,7 +173,7 @@ def test_too_few_labels_leave_a_task_as_it_is(label: torch.Tensor) -> None:
 def test_rows_of_weight_zero_do_not_count() -> None:
     x, y, w = (torch.tensor(each) for each in drawn())
     more = [torch.cat([x, torch.full((500,), 3.0)]), torch.cat([y, torch.zeros(500)]), torch.cat([w, torch.zeros(500)])]
-    assert calibrated(BINARY, *more) == calibrated(BINARY, x, y, w)
+    assert learnt(BINARY, *more) == learnt(BINARY, x, y, w)
 
 
 KINDS = {
@@ -198,7 +198,7 @@ def test_intervals_cover_new_rows_at_their_level(kind: str) -> None:
         if kind == "poisson":
             y = torch.poisson(y.clamp(max=50), generator=draw)
         known = replace(task, calibration=conformal_scores(task, output[:99], y[:99]))
-        low, high = interval(known, task.in_units(output[99:]), 0.9)
+        low, high = interval(known, task.in_units(output[99:]), known.margin(0.9))
         covered.append(float(((low <= y[99:]) & (y[99:] <= high)).double().mean()))
         assert bool((low <= high).all())
     error = np.std(covered) / np.sqrt(len(covered))
@@ -209,20 +209,20 @@ def test_intervals_cover_new_rows_at_their_level(kind: str) -> None:
 def test_the_rank_of_a_level_is_exact() -> None:
     task = TaskSpec("y", "regression")
     found = conformal_scores(task, torch.zeros(20), torch.arange(1.0, 21).flip(0))
+    known = replace(task, calibration=found)
     for level in (0.05, 0.5, 0.9, 0.95):
-        assert found.margin(level) == np.ceil(np.round(21 * level, 9))
-    assert found.margin(0.9519) == 20  # as 0.952: its interval may be wider, never narrower
-    with pytest.raises(InputError, match=r"interval=0\.96: task 'y': its .* for levels up to 0\.952 only"):
-        interval(replace(task, calibration=found), torch.zeros(3), 0.96)
-    with pytest.raises(InputError, match="task 'y' has no intervals, since its run had no validation rows with labels"):
-        interval(task, torch.zeros(3), 0.5)
+        assert known.margin(level) == np.ceil(np.round(21 * level, 9))
+    assert known.margin(0.9519) == 20  # as 0.952: its interval may be wider, never narrower
+    with pytest.raises(InputError, match=r"interval=0\.96: the labelled .* of task 'y' .* for levels up to 0\.952$"):
+        known.margin(0.96)
+    with pytest.raises(InputError, match="rows of task 'y' are enough for no interval"):
+        task.margin(0.5)
     assert len(conformal_scores(task, torch.zeros(5000), torch.randn(5000)).scores) == 999
 
 
 def test_narrow_levels_do_not_cross() -> None:
     """At a low level, quantiles that are too far apart meet in the middle."""
-    task = replace(KINDS["quantile"], calibration=Calibration(scores=(-5.0,) * 999))
-    low, high = interval(task, torch.tensor([[1.0, 2.0, 4.0]]), 0.1)
+    low, high = interval(KINDS["quantile"], torch.tensor([[1.0, 2.0, 4.0]]), -5.0)
     assert low.tolist() == high.tolist() == [2.5]
 
 
@@ -323,14 +323,14 @@ def test_without_the_option_probabilities_stay_as_they_are(folder: Path) -> None
 def test_a_resumed_run_is_calibrated_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     """What the first end taught is forgotten, and a test of the checkpoint gives the metrics of its run."""
     tasks, options = {"clicked": TASKS["clicked"], "minutes": "regression"}, {**QUICK, "tested": "last"}
-    whole = mtl.fit(visits(), tasks, calibrate=True, **options | {"max_epochs": 3})
-    mtl.fit(visits(), tasks, calibrate=True, folder=tmp_path / "run", **options)
-    resumed = mtl.fit(visits(), tasks, resume=tmp_path / "run", **options | {"max_epochs": 3})
+    whole = mtl.fit(visits(1000), tasks, calibrate=True, **options | {"max_epochs": 3})
+    mtl.fit(visits(1000), tasks, calibrate=True, folder=tmp_path / "run", **options)
+    resumed = mtl.fit(visits(1000), tasks, resume=tmp_path / "run", **options | {"max_epochs": 3})
     assert [task.calibration for task in resumed.spec.tasks] == [task.calibration for task in whole.spec.tasks]
     assert resumed.metrics == whole.metrics
-    plain = mtl.fit(visits(), tasks, resume=tmp_path / "run", calibrate=False, **options | {"max_epochs": 3})
+    plain = mtl.fit(visits(1000), tasks, resume=tmp_path / "run", calibrate=False, **options | {"max_epochs": 3})
     assert plain.spec.tasks[0].calibration is None
-    started = mtl.fit(visits(), tasks, start_from=str(tmp_path / "run"), **options | {"max_epochs": 1})
+    started = mtl.fit(visits(1000), tasks, start_from=str(tmp_path / "run"), **options | {"max_epochs": 1})
     assert started.spec.tasks[0].calibration is None
 
 
@@ -363,7 +363,7 @@ def test_a_task_without_validation_labels(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, "mtl"):
         model = mtl.fit(rows, tasks, valid=valid, ignore=["bought", "price"], calibrate=True, **QUICK)
     assert any("task clicked: not calibrated" in line and "there are 0" in line for line in caplog.messages)
-    with pytest.raises(InputError, match="task 'minutes' has no intervals"):
+    with pytest.raises(InputError, match="task 'minutes' are enough for no interval"):
         model.predict(rows, interval=0.9)
     assert len(model.predict(rows)) == 600
 
