@@ -1,7 +1,7 @@
 """Fit what the validation rows teach after the training: maps of logits, and scores of intervals.
 
-Each function takes numpy arrays in float64: the logits ``[N]`` of a binary task or ``[N, C]`` of a multiclass task, the
-labels ``[N]`` and the weights ``[N]`` of N rows.
+The ``METHODS`` take numpy arrays in float64: the logits ``[N]`` of a binary task or ``[N, C]`` of a multiclass task,
+the labels ``[N]`` and the weights ``[N]`` of N rows.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     found = isotonic_regression((positives + np.average(label, weights=weight)) / (total + 1), weights=total + 1)
     starts = found.blocks[:-1]
     mean = np.add.reduceat(at, starts) / np.add.reduceat(total, starts)
-    return Calibration(knots=tuple(zip(mean.tolist(), logit(found.x[starts]).tolist(), strict=True)))
+    mean, first = np.unique(mean.astype(np.float32), return_index=True)  # of the logits' precision: no piece of width 0
+    return Calibration(knots=tuple(zip(mean.tolist(), logit(found.x[starts][first]).tolist(), strict=True)))
 
 
 METHODS: dict[str, dict[str, Fit]] = {

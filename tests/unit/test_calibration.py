@@ -144,6 +144,16 @@ def test_isotonic_map_is_increasing_and_continues_with_slope_one() -> None:
     assert values[[0, -1]].tolist() == pytest.approx([y + (-20 - x), high_y + (20 - high_x)])
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-9])
+def test_a_network_that_predicts_a_constant_gets_a_finite_map(noise: float) -> None:
+    _, y, w = drawn()
+    logits = 0.3 + noise * np.arange(len(y))
+    found = isotonic(logits, np.sort(y), w).apply(torch.tensor(logits, dtype=torch.float32))
+    assert bool(found.isfinite().all())
+    constant = isotonic(np.full(len(y), 0.3), y, w).apply(torch.tensor([0.3])).sigmoid()
+    assert float(constant) == pytest.approx(np.average(y, weights=w))
+
+
 def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
     weight = torch.ones(4000)
 
