@@ -36,8 +36,8 @@ class Baselines(Callback):
         self._models: dict[str, tuple[Evaluation, Predict]] = {}
 
     def on_test_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        # Each task by itself: a baseline predicts no probabilities given the task before
-        tasks = [replace(task, after=None) for task in pl_module.tasks.values() if task.constant]
+        # Each task by itself: a baseline predicts no probabilities given the task before, and is not calibrated
+        tasks = [replace(task, after=None, calibration=None) for task in pl_module.tasks.values() if task.constant]
         self._models = {}
         if not tasks:
             return

@@ -20,7 +20,7 @@ from .files.reading import files_of, regular_size
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors
-LEFT_OUT = ("scorer",)  # a scorer needs texts, which are not stored
+LEFT_OUT = ("scorer", "calibration")  # a scorer needs texts, which are not stored; a calibration is no part of the data
 WHOLE = 1 << 30  # bytes of files whose fingerprint covers all of them
 SAMPLES, SAMPLE = 16, 1 << 18  # samples of a file, and their bytes; a Parquet file ends with the range of each column
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,12 +21,17 @@ def in_units(task: TaskSpec, output: Tensor) -> Tensor:
     The logits ``[B]`` of a binary task become probabilities of the positive class, the logits ``[B, C]`` of a
     multiclass task probabilities of the classes, both float32. The outputs ``[B]`` of a regression become values in the
     units of its labels, float64; so do several quantiles ``[B, Q]``, in ascending order. The logits ``[B, S, 2]`` of a
-    span task are returned unchanged.
+    span task are returned unchanged. Logits are calibrated first, see ``TaskSpec.calibration``.
+
+    If only the share w of the negatives is among the rows (``TaskSpec.sampling_rate``), the odds p / (1 - p) among them
+    are 1 / w times those of all rows, so log w is added to the logit (Elkan 2001, theorem 2; He et al. 2014, section
+    6.3). Metrics compare predictions without it, since validation and test rows are sampled as the training rows are.
     """
     if task.kind == "binary":
-        return output.float().sigmoid()
+        logit = task.calibrated(output.float())
+        return (logit if task.sampling_rate == 1 else logit + math.log(task.sampling_rate)).sigmoid()
     if task.kind == "multiclass":
-        return output.float().softmax(-1)
+        return task.calibrated(output.float()).softmax(-1)
     return task.in_units(output) if task.kind == "regression" else output.float()
 
 
@@ -44,6 +50,29 @@ def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> di
             steps = [values[one.name] for one in chain(tasks[name], tasks)]
             found |= {name: torch.stack(steps).prod(0), conditional(tasks[name]): value}
     return found
+
+
+def outermost(task: TaskSpec, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lowest and the highest ``[B]`` of the predictions ``[B]`` or quantiles ``[B, Q]`` of a regression.
+
+    ``values`` are in units. With ``transform="log"`` the results are logarithms.
+    """
+    several = (values.log() if task.transform else values).reshape(-1, task.outputs)
+    return several[:, 0], several[:, -1]
+
+
+def interval(task: TaskSpec, values: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Return the ends ``[B]`` of the intervals of a regression, in units; for ``values`` see ``outermost``.
+
+    ``margin``: see ``mtl.training.calibrating.conformal_scores``. If it is so negative that the ends would change
+    places, both are in the middle.
+    """
+    low, high = outermost(task, values)
+    middle = (low + high) / 2
+    low, high = torch.minimum(low - margin, middle), torch.maximum(high + margin, middle)
+    if task.transform:
+        return low.exp(), high.exp()
+    return (low.clamp(min=0) if task.loss == "poisson" else low), high
 
 
 def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require, suggestion
+from mtl.nn.calibration import STEPS, Calibration
 from mtl.nn.functional import float64_if_supported, has_float64
 from mtl.objectives import OF_QUANTILES, Objective
 
@@ -167,10 +168,13 @@ class TaskSpec(Objective):
     float64, since float32 has too few digits for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of
     the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of each class
     of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a click. The
-    network then predicts the probability given that task, see ``mtl.chains``.
+    network then predicts the probability given that task, see ``mtl.chains``. ``sampling_rate``: the share of the
+    negatives of a binary task that are among the rows, see ``mtl.predictions.in_units``.
 
     ``constant [outputs]``: what a network would output to predict the same for each row, such as the shares of the
     classes or the mean of the labels of the training rows; empty if unknown. Tests compare a network with it.
+
+    ``calibration`` belongs to the weights of a checkpoint, so data leave it None.
 
     ``marked``: each row has two texts with a marked word in each, and the input ``marks [B, 2, 2]``, the first and the
     last token of the two words.
@@ -189,9 +193,11 @@ class TaskSpec(Objective):
     pos_weight: float = 1.0
     class_weights: tuple[float, ...] = ()
     after: str | None = None
+    sampling_rate: float = 1.0
     marked: bool = False
     constant: tuple[float, ...] = field(default=(), compare=False, repr=False)
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
+    calibration: Calibration | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         def check(fits: bool, message: str) -> None:
@@ -211,6 +217,8 @@ class TaskSpec(Objective):
         check(fits, f"mean={self.mean}, std={self.std}: must be finite, std positive; 0 and 1 but for regressions")
         fits = self.pos_weight == 1 or (binary and 0 < self.pos_weight < math.inf)
         check(fits, f"pos_weight={self.pos_weight} must be a positive number, of a binary task")
+        fits = self.sampling_rate == 1 or (binary and self.after is None and 0 < self.sampling_rate < 1)
+        check(fits, f"sampling_rate={self.sampling_rate} must be in (0, 1], of a binary task that is after no other")
         fits = len(self.constant) in (0, self.outputs)
         check(fits, f"constant={list(self.constant)} must have {self.outputs} numbers, or none")
         each = self.class_weights
@@ -237,6 +245,19 @@ class TaskSpec(Objective):
         """Convert ``values`` from the units of a regression's targets to standard units, float64."""
         values = float64_if_supported(values)
         return ((values.log() if self.is_log else values) - self.mean) / self.std
+
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Return the calibrated logits of a task with classes; other outputs are returned as they are."""
+        has_logits = self.kind in ("binary", "multiclass")
+        return logits if self.calibration is None or not has_logits else self.calibration.apply(logits)
+
+    def margin(self, level: float) -> float:
+        """Return what widens intervals of a regression to a ``level``. Raises InputError if the rows were too few."""
+        scores, step = self.calibration.scores if self.calibration else (), math.ceil(level * STEPS - 1e-9)
+        most = f"levels up to {len(scores) / STEPS:g}" if scores else "no interval"
+        few = f"interval={level:g}: the labelled validation rows of task {self.name!r} are enough for {most}"
+        require(step <= len(scores), few)
+        return scores[step - 1]
 
     def single(self, prediction: Tensor) -> Tensor:
         """Return one prediction ``[B]`` for each row of a regression; of quantiles ``[B, Q]`` the middle one."""

@@ -82,5 +82,6 @@ def tasks_of(labels: Sequence[TargetOptions], known: Sequence[TaskSpec], blocks:
         there = f"data.tasks.{label.name}: {join_names(changed)} is not as in the run of start_from; {anew}"
         require(not changed, there)
         weight = task.weight if label.relative else label.weight
-        found[label.name] = replace(task, weight=weight, metrics=tuple(label.metrics) or task.metrics)
+        metrics = tuple(label.metrics) or task.metrics
+        found[label.name] = replace(task, weight=weight, metrics=metrics, sampling_rate=label.sampling_rate or 1.0)
     return list(found.values())

@@ -38,7 +38,8 @@ OF_RARE = {  # and the default metrics of a task that has one
 OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
 Cell = Text | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
-ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
+ONLY = dict.fromkeys(("positive", "pos_weight", "sampling_rate"), "binary")
+ONLY |= {"class_weights": "multiclass", "standardise": "regression"}
 OF_LOSS = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
 QUANTILES = [0.1, 0.5, 0.9]  # of loss=quantile, by default
 
@@ -55,6 +56,8 @@ class LabelRules(StrictModel):
     multiplies the losses of the positive rows of a binary task; "balanced" means negatives / positives among the
     labelled training rows. ``class_weights`` multiply the losses of the rows of the named classes; "balanced" means
     N / (C * N_c) for a class with N_c of the N labelled training rows and C classes. Metrics ignore these weights.
+    ``sampling_rate``: the share of the negatives of a binary task that is left in the table; predictions are those for
+    all rows, see ``mtl.predictions.in_units``.
 
     ``loss`` and the options below it: see ``mtl.objectives.Objective``. With ``transform="log"``, mean and standard
     deviation are those of the logarithms; a Poisson loss standardises by the mean label.
@@ -67,6 +70,7 @@ class LabelRules(StrictModel):
     standardise: bool | None = None
     pos_weight: Literal["balanced"] | Annotated[float, Field(ge=LIGHTEST, le=HEAVIEST)] | None = None
     class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     loss: Loss | None = None
     delta: Positive | None = None
     gamma: NotNegative | None = None
@@ -136,6 +140,8 @@ class TargetOptions(LabelOptions):
         for option, loss in OF_LOSS.items():
             value = getattr(given, option)
             require(value is None or given.loss == loss, f"{here}: {option}={format_value(value)} is for loss={loss}")
+        alone = given.sampling_rate is None or given.after is None
+        require(alone, f"{here}: sampling_rate is for the first task of a chain, not for one after {given.after}")
         objective, metrics = Objective(**given.objective), given.metrics or []
         objective.check(here, given.kind)
         check_metrics(here, given.kind, metrics, objective.quantiles)
@@ -193,6 +199,7 @@ class TargetOptions(LabelOptions):
             weights: dict[str, Any] = {"class_weights": self._weights_of(classes, each, here)}
         else:
             weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
+            weights["sampling_rate"] = self.sampling_rate or 1.0
         many = len(classes) if self.kind == "multiclass" else 1
         options = {"classes": tuple(classes), "after": self.after, **weights, **self.objective}
         shares = [count / sum(each) for count in each]

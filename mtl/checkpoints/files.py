@@ -9,6 +9,7 @@ import shutil
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from mtl.checks import InputError, first_line, require
 from mtl.files.literals import unescaped
 from mtl.files.records import CHECKPOINTS, own_file
 from mtl.files.writing import writing
-from mtl.options import StrictModel, sentences
+from mtl.nn.calibration import Calibration
+from mtl.options import StrictModel, options_of, sentences, valid
+from mtl.types import DataSpec
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Content(StrictModel, extra="ignore"):
     state_dict: dict[str, Any]
     data: dict[str, Any] = Field(default_factory=dict)
     epoch_sums: list[Any] = Field(default_factory=list)
+    calibration: dict[str, dict[str, Any]] = Field(default_factory=dict)
     metrics: dict[str, Any] = Field(default_factory=dict)
     baselines: dict[str, dict[str, Any]] = Field(default_factory=dict)
     parts: Parts | None = None
@@ -73,6 +77,14 @@ class Checkpoint(dict[str, Any]):
         """Return the weights of the network by their names in the network."""
         names = [name for name in self["state_dict"] if str(name).startswith("network.")]
         return {name.removeprefix("network."): self["state_dict"][name] for name in names}
+
+    def calibrated(self, spec: DataSpec) -> DataSpec:
+        """Return ``spec`` with the calibrations of its tasks that belong to the weights; see ``put_calibration``."""
+        kinds, known = options_of(Calibration.__init__), dict[str, Calibration]()
+        for task, given in (self.get("calibration") or {}).items():
+            here = f"checkpoint {self.path}: calibration.{task}"
+            known[task] = Calibration(**{name: valid(kind, given.get(name), here) for name, kind in kinds.items()})
+        return replace(spec, tasks=[replace(task, calibration=known.get(task.name)) for task in spec.tasks])
 
 
 @contextmanager
@@ -119,6 +131,13 @@ class CheckpointIO(TorchCheckpointIO):
         known, self.known = self.known, None
         content = known if known is not None and known.path == Path(path) else read(path, divided=True)
         return content if divided else joined(content)
+
+
+def put_calibration(path: Path, calibration: Mapping[str, Any]) -> None:
+    """Write what the validation rows taught by task, as plain data, into the checkpoint at ``path`` of this run."""
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # divided tensors stay in their files
+    if content.get("calibration", {}) != calibration:
+        CheckpointIO().save_checkpoint({**content, "calibration": {**calibration}}, path)
 
 
 def file_of(path: str | Path, name: str = "best") -> Path:

@@ -138,11 +138,12 @@ def _run(
         if source is not None and hasattr(data, "continue_from"):
             data.continue_from(source.data())
     data.setup()
-    network = build.build_network(cfg, data.spec, fresh=checkpoint is None)
+    spec = checkpoint.calibrated(data.spec) if checkpoint is not None and cfg.evaluate else data.spec
+    network = build.build_network(cfg, spec, fresh=checkpoint is None)
     if source is not None:
         start_from(network, source, same_ids=getattr(data, "earlier", None) is not None)
     distillation = teacher.distillation(network, data.spec) if teacher else None
-    module = build.build_module(cfg, network, data.spec, distillation)
+    module = build.build_module(cfg, network, spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from mtl import __version__
 from mtl.cli.errors import as_one_message
 from mtl.runs.commands import program
 
+INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
 FIRST = 10  # rows that mtl predict and explain print without -o
 DRIFTED = 3  # exit code of mtl drift if the rows have changed; errors exit with 1 or 2
 
@@ -56,6 +57,7 @@ def predict(arguments: Sequence[str] | None = None) -> None:
     kept = "columns of the rows to keep; default all, '' for none"
     parser.add_argument("--keep", type=names, metavar="A,B", help=kept)
     parser.add_argument("--experts", action="store_true", help="add the experts that each row used, with their weights")
+    parser.add_argument("--interval", type=float, metavar="LEVEL", help=INTERVAL)
     parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
@@ -64,7 +66,8 @@ def predict(arguments: Sequence[str] | None = None) -> None:
         from mtl.use.predict import predict_file, predicted, show
         from mtl.use.trained import load
 
-        options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts, "batch_size": given.batch_size}
+        options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts}
+        options |= {"batch_size": given.batch_size, "interval": given.interval}
         if given.out is not None:
             count = predict_file(given.run, given.rows, given.out, given.force, given.trust, given.device, **options)
             print(f"{given.out}: predictions for {count:,} rows")
@@ -253,13 +256,14 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
     parser = parser_of("serve", "Answer requests over HTTP with a trained network")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default this machine only")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--interval", type=float, metavar="LEVEL", help=INTERVAL)
     parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.serve import prepare
 
-        app, protocol, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms)
+        app, protocol, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms, given.interval)
     (server or run)(app, host=given.host, port=given.port, access_log=False, http=protocol)
 
 

@@ -116,6 +116,7 @@ class Evaluation(KeepsBufferPrecision):
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
             predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
             rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
+        predictions = {name: self.tasks[name].calibrated(value) for name, value in predictions.items()}
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
         for name, prediction in predictions.items():

@@ -17,11 +17,14 @@ from torch import Tensor
 from mtl.checks import require, require_packages
 from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
+from mtl.nn.calibration import STEPS
 from mtl.predictions import conditional, task_summary
 from mtl.types import Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, load
 
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of intervals
+WIDENED = "subtract the number of a level from the lowest value, and add it to the highest"
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
 MEANINGS = {
     "binary": "probability of the second class, [rows]",
@@ -91,6 +94,10 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
     for task in model.spec.tasks:
         kind = "quantile" if task.quantiles and task.outputs > 1 else task.kind
         outputs[task.name] = {**task_summary(task), "meaning": MEANINGS[kind]}
+        if task.kind == "regression" and task.calibration:
+            known = [level for level in LEVELS if level <= len(task.calibration.scores) / STEPS]
+            margins = {f"{level:g}": task.margin(level) for level in known}
+            outputs[task.name]["interval"] = {"add": WIDENED + " of the logarithms" * bool(task.transform), **margins}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
     return {"inputs": described_inputs, "outputs": outputs, "data": data}

@@ -37,6 +37,7 @@ def predicted(
     keep: Sequence[str] | None = None,
     experts: bool = False,
     batch_size: int = 4096,
+    interval: float | None = None,
 ) -> Iterator[tuple[pl.DataFrame, float]]:
     """Yield blocks of the rows of a file with their predictions, each with the share of the file read so far.
 
@@ -52,7 +53,7 @@ def predicted(
         there = [name for name in block.columns if name != ROW]
         missing = [name for name in keep or () if name not in there]
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
-        found = model.predict(block, tasks, experts, batch_size, str(rows))
+        found = model.predict(block, tasks, experts, batch_size, str(rows), interval)
         if number == 0 and len(block) >= drift.LEAST:
             _warn_of_drift(model, block, rows)
         kept = block.select(there if keep is None else list(keep))

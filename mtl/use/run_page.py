@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFram
 @torch.no_grad()
 def _predicted(model: TrainedModel, data: Any) -> list[Predicted]:
     """Return the predictions for the labelled test rows of each task, but for spans."""
-    specs = {task.name: task for task in model.spec.tasks}
+    # As in the metrics, predictions are those for rows that are sampled as the test rows are
+    specs = {task.name: replace(task, sampling_rate=1.0) for task in model.spec.tasks}
     parts: dict[str, list[Predicted]] = {}
     first = 0
     for batch in data.test_dataloader():

@@ -70,16 +70,23 @@ class Predictor:
     """Predict the rows of many requests together, in one thread, since encoding one row takes as long as encoding many.
 
     Requests are gathered until there are ``max_batch`` rows or the first request has waited for ``max_wait`` seconds.
-    Use it as a context manager: on exit, it answers all waiting requests.
+    Use it as a context manager: on exit, it answers all waiting requests. ``interval``: see ``TrainedModel.predict``.
     """
 
     def __init__(
-        self, model: TrainedModel, max_batch: int = 256, max_wait: float = 0.002, waiting: int = WAITING
+        self,
+        model: TrainedModel,
+        max_batch: int = 256,
+        max_wait: float = 0.002,
+        waiting: int = WAITING,
+        interval: float | None = None,
     ) -> None:
         require(bool(model.columns), "this network reads no rows of a table, so there is nothing to serve")
         spans = [task.name for task in model.spec.tasks if task.kind == "span"]
         require(not spans, f"task {', '.join(spans)} finds answers in texts: it cannot be served")
-        self.model, self.max_batch, self.max_wait = model, max_batch, max_wait
+        if interval is not None:
+            model.margins(interval, model.spec.tasks)
+        self.model, self.max_batch, self.max_wait, self.interval = model, max_batch, max_wait, interval
         self._jobs: queue.Queue[Job | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._work, name="predictor")
 
@@ -134,7 +141,7 @@ class Predictor:
             return
         try:
             frame = pl.concat([job.frame for job in jobs])
-            found = self.model.predict(frame, batch_size=self.max_batch, where=WHERE).to_dicts()
+            found = self.model.predict(frame, batch_size=self.max_batch, where=WHERE, interval=self.interval).to_dicts()
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
@@ -279,7 +286,9 @@ def is_of_server(record: logging.LogRecord) -> bool:
     return not (of_request or record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError"))
 
 
-def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
+def prepare(
+    path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float, interval: float | None = None
+) -> tuple[Any, Any, Any]:
     """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
     valid(NotNegative, max_wait_ms, "--max-wait-ms")
@@ -288,5 +297,5 @@ def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms:
 
     logging.getLogger("uvicorn.error").addFilter(is_of_server)
     model = load(path, trust)
-    app = application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path))
+    app = application(Predictor(model, max_batch, max_wait_ms / 1000, interval=interval), describe(model, path))
     return app, protocol(), uvicorn.run

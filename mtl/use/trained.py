@@ -21,7 +21,7 @@ from mtl.config.resume import config_to_load
 from mtl.files.records import RESULTS, read_json
 from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
-from mtl.options import FilePath, valid
+from mtl.options import FilePath, InnerShare, valid
 from mtl.runs.results import metrics_of
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
@@ -90,6 +90,7 @@ class TrainedModel:
         experts: bool = False,
         batch_size: int = 4096,
         where: str = ROWS,
+        interval: float | None = None,
     ) -> Any:
         """Return a polars DataFrame with the predictions for each row, in the order of the rows.
 
@@ -99,10 +100,14 @@ class TrainedModel:
         TASK_probability_given_BEFORE, while TASK_probability is that of the whole chain. An ensemble also gives
         TASK_spread, see ``mtl.predictions.spread``. ``experts`` adds TASK_experts,
         the experts that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several
-        layers).
-        ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read.
+        layers). ``interval``, such as 0.9: each regression has TASK_low and TASK_high too, and at least this share of
+        the labels of new rows like those of the validation is between them, see
+        ``mtl.training.calibrating.conformal_scores``.
+        ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read, or if
+        the validation rows were too few for the interval.
         """
         specs, known = self.tasks_named(tasks), {task.name: task for task in self.spec.tasks}
+        margins = {} if interval is None else self.margins(interval, specs)
         given = rows if _is_tensors(rows) else to_polars(rows)
         values: dict[str, list[Tensor]] = {}
         spreads: dict[str, list[Tensor]] = {}
@@ -119,8 +124,11 @@ class TrainedModel:
                     used.setdefault(key, []).append(experts_used(weights))
         table: dict[str, pl.Series] = {}
         for task in specs:
-            parts = values.get(task.name)
-            table |= predictions.columns(task, torch.cat(parts) if parts else predictions.empty(task))
+            value = torch.cat(values.get(task.name, [predictions.empty(task)]))
+            table |= predictions.columns(task, value)
+            if task.name in margins:
+                low, high = predictions.interval(task, value, margins[task.name])
+                table |= {f"{task.name}_low": pl.Series(low.numpy()), f"{task.name}_high": pl.Series(high.numpy())}
             if task.after is not None:
                 parts = values.get(predictions.conditional(task), [predictions.empty(task)])
                 table[f"{task.name}_probability_given_{task.after}"] = pl.Series(torch.cat(parts).numpy())
@@ -212,6 +220,12 @@ class TrainedModel:
         content["baselines"] = {model: {**values} for model, values in self.baselines.items()}
         CheckpointIO().save_checkpoint(content, valid(FilePath, path, "path"))
 
+    def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
+        """Return ``TaskSpec.margin`` of the regressions among ``tasks``. Raises InputError."""
+        level, numbers = valid(InnerShare, level, "interval"), [task for task in tasks if task.kind == "regression"]
+        require(bool(numbers), f"interval={level:g}: none of the tasks is a regression, so there are no intervals")
+        return {task.name: task.margin(level) for task in numbers}
+
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
         """Return the named tasks, in the order of the network; None means all. Raises InputError."""
         known = [task.name for task in self.spec.tasks]
@@ -300,12 +314,13 @@ def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device
     with using(checkpoint):
         data: Any = build.build_data(cfg)
         data.load_state_dict(checkpoint.data())
-        network = build.build_network(cfg, data.spec, fresh=False)
+        network = build.build_network(cfg, checkpoint.calibrated(data.spec), fresh=False)
     return _model(checkpoint, network, data, device)
 
 
 def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | torch.device | None) -> TrainedModel:
     """Return the trained model with the weights of ``checkpoint`` in ``network``; ``data`` has its state."""
+    spec = checkpoint.calibrated(data.spec)
     with restoring(checkpoint):
         network.load_state_dict(checkpoint.weights())
     try:
@@ -319,10 +334,10 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
     metrics, baselines = checkpoint.get("metrics"), checkpoint.get("baselines")
     if not metrics:
         record = _tested(checkpoint.path)
-        metrics, baselines = _own(record.get("test"), data.spec.tasks), record.get("baselines")
+        metrics, baselines = _own(record.get("test"), spec.tasks), record.get("baselines")
     known = baselines.items() if isinstance(baselines, dict) else ()
-    models = {model: _own(values, data.spec.tasks) for model, values in known}
-    return TrainedModel(network, data.spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled, models)
+    models = {model: _own(values, spec.tasks) for model, values in known}
+    return TrainedModel(network, spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled, models)
 
 
 def _tested(path: Path) -> dict[str, Any]:

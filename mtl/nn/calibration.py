@@ -1,0 +1,42 @@
+"""What the validation rows teach after the training: better probabilities of classes, and intervals of regressions.
+
+A ``Calibration`` changes no weight: it maps the outputs of a task to better ones, and stands beside the weights in the
+checkpoint that is tested. ``mtl.training.calibrating`` fits it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtl.nn.functional import at_least_float32
+
+STEPS = 1000  # levels of intervals are multiples of 1 / STEPS
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Of a task with classes, a map of logits; of a regression, the ``scores`` that make its intervals.
+
+    The map is ``scale * logit + shift`` or, with ``knots``, the logits (from, to) in ascending order, linear between
+    them and of slope 1 outside, so it keeps the order of rows. ``scores[j - 1]`` is what widens an interval so that it
+    holds at least the share j / STEPS of new labels, for the levels that the number of validation rows guarantees.
+    """
+
+    scale: float = 1.0
+    shift: float = 0.0
+    knots: tuple[tuple[float, float], ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Return the calibrated ``logits``, of the same shape."""
+        x = at_least_float32(logits)
+        if not self.knots:
+            return x * self.scale + self.shift
+        start, value = (torch.tensor(each, dtype=x.dtype, device=x.device) for each in zip(*self.knots, strict=True))
+        width = start.diff()
+        inside = x.clamp(start[0], start[-1])
+        parts = torch.minimum((inside[..., None] - start[:-1]).clamp(min=0), width)  # of each piece, left of x
+        return value[0] + (parts * (value.diff() / width)).sum(-1) + (x - inside)

@@ -1,0 +1,133 @@
+"""Fit what the validation rows teach after the training: maps of logits, and scores of intervals.
+
+The ``METHODS`` take numpy arrays in float64: the logits ``[N]`` of a binary task or ``[N, C]`` of a multiclass task,
+the labels ``[N]`` and the weights ``[N]`` of N rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import isotonic_regression, minimize, minimize_scalar
+from scipy.special import expit, log_softmax, logit
+from torch import Tensor
+
+from mtl.nn.calibration import STEPS, Calibration
+from mtl.predictions import outermost
+from mtl.types import TaskSpec
+
+FOLDS = 5
+LEAST, RAREST = 50, 10  # labels of a task that is calibrated, and of the rarer class of a binary one
+KNOTS, FEWEST = 50, 20  # bins of an isotonic regression, and the rows of a bin
+STEEPEST = 100.0  # factor of a logit, and 1 / STEEPEST the smallest; it keeps the order of rows
+
+Fit = Callable[[Any, Any, Any], Calibration]
+
+
+def log_losses(logits: Any, label: Any) -> Any:
+    """Return the log loss ``[N]`` of each row."""
+    if logits.ndim == 1:
+        return np.logaddexp(0, np.where(label == 1, -logits, logits))
+    return -np.take_along_axis(log_softmax(logits, -1), label.astype(int)[:, None], 1)[:, 0]
+
+
+def temperature(logits: Any, label: Any, weight: Any) -> Calibration:
+    """Return the scale 1 / T of all logits that minimises the log loss (Guo et al. 2017, section 4.2)."""
+
+    def loss(log_scale: float) -> float:
+        return float(weight @ log_losses(logits * np.exp(log_scale), label))
+
+    most = np.log(STEEPEST)
+    return Calibration(scale=float(np.exp(minimize_scalar(loss, bounds=(-most, most), options={"xatol": 1e-7}).x)))
+
+
+def platt(logits: Any, label: Any, weight: Any) -> Calibration:
+    """Return the line a * logit + b that minimises the log loss of Platt's targets (Platt 1999, section 2.2).
+
+    They are (n+ + 1) / (n+ + 2) for the n+ positives and 1 / (n- + 2) for the n- negatives, so that the line is finite
+    even if it separates the classes.
+    """
+    positives = weight @ label
+    target = np.where(label == 1, (positives + 1) / (positives + 2), 1 / (weight.sum() - positives + 2))
+
+    def loss(line: Any) -> tuple[float, Any]:
+        found = line[0] * logits + line[1]
+        slope = weight * (expit(found) - target)
+        return weight @ (np.logaddexp(0, found) - target * found), np.array([slope @ logits, slope.sum()])
+
+    bounds = [(1 / STEEPEST, STEEPEST), (None, None)]
+    a, b = minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, options={"ftol": 1e-14, "gtol": 1e-9}).x
+    return Calibration(scale=float(a), shift=float(b))
+
+
+def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
+    """Return the isotonic regression of the labels of bins with about as many rows each (Zadrozny and Elkan 2002).
+
+    A knot is the mean logit of a block of bins that share a probability, so that the map rises gently and makes no
+    ties. Each bin has one more row with the mean label, so that no probability is 0 or 1.
+    """
+    bins = int(np.clip(len(logits) // FEWEST, 2, KNOTS))
+    edges = np.unique(np.quantile(logits, np.arange(1, bins) / bins, method="inverted_cdf"))
+    index = np.unique(np.searchsorted(edges, logits, side="right"), return_inverse=True)[1]
+    total, at, positives = (np.bincount(index, weight * each) for each in (1.0, logits, label))
+    found = isotonic_regression((positives + np.average(label, weights=weight)) / (total + 1), weights=total + 1)
+    starts = found.blocks[:-1]
+    mean = np.add.reduceat(at, starts) / np.add.reduceat(total, starts)
+    mean, first = np.unique(mean.astype(np.float32), return_index=True)  # of the logits' precision: no piece of width 0
+    return Calibration(knots=tuple(zip(mean.tolist(), logit(found.x[starts][first]).tolist(), strict=True)))
+
+
+METHODS: dict[str, dict[str, Fit]] = {
+    "binary": {"Platt scaling": platt, "isotonic regression": isotonic},
+    "multiclass": {"temperature scaling": temperature},
+}
+
+
+def learnt(task: TaskSpec, output: Tensor, label: Tensor, weight: Tensor) -> tuple[Calibration | None, str]:
+    """Return what a task learns from N labelled rows, None for nothing, and what a log line says of its classes.
+
+    ``output [N]`` or ``[N, outputs]`` of the network, ``label [N]``, ``weight [N]``. The map with the lowest log loss
+    in a cross-validation is fitted to all rows; on rows that it has seen, an isotonic regression would always win.
+    """
+    if task.kind == "regression":
+        return conformal_scores(task, output, label), ""
+    kept, methods = weight > 0, METHODS[task.kind]
+    x, y, w = (each[kept].double().numpy() for each in (output, label, weight))
+    counts = np.unique(y, return_counts=True)[1]
+    if len(y) < LEAST or len(counts) < 2 or (task.kind == "binary" and counts.min() < RAREST):
+        of_class = f", {RAREST} of each class" if task.kind == "binary" else ""
+        return None, f"not calibrated: this needs {LEAST} validation rows with labels{of_class}; there are {len(y)}"
+    order = np.random.default_rng(0).permutation(len(y))
+    fold = np.empty(len(y), int)
+    fold[order[y[order].argsort(kind="stable")]] = np.arange(len(y)) % FOLDS  # each has its share of each class
+    losses = {"": float(np.average(log_losses(x, y), weights=w))}
+    for name, fit in methods.items():
+        held = np.empty_like(x)
+        for out in (fold == number for number in range(FOLDS)):
+            held[out] = fit(x[~out], y[~out], w[~out]).apply(torch.from_numpy(x[out])).numpy()
+        losses[name] = float(np.average(log_losses(held, y), weights=w))
+    best = min(losses, key=losses.__getitem__)
+    before = f"validation log loss {losses['']:.4f}"
+    if not best:
+        return None, f"not calibrated: {before} is lower than with {' and '.join(methods)}"
+    return methods[best](x, y, w), f"calibrated by {best}: {before} before, {losses[best]:.4f} after (cross-validated)"
+
+
+def conformal_scores(task: TaskSpec, output: Tensor, label: Tensor) -> Calibration:
+    """Return the scores of split conformal prediction for the levels 1 / STEPS, 2 / STEPS, ...
+
+    The score of a row is max(low - label, label - high): the distance of the label from the prediction (Vovk et al.
+    2005; Lei et al. 2018, algorithm 2) or from the outermost quantiles (Romano et al. 2019, equation 6). That for a
+    level is the ceil((n + 1) level)-th smallest of the n rows ``[N]``; it exists for levels up to n / (n + 1). An
+    interval then holds the label of a new row with at least this probability, if new rows are like those of the
+    validation. Each row counts once, whatever its weight, as in metrics.
+    """
+    low, high = outermost(task, task.in_units(output))
+    known = label.double().log() if task.transform else label.double()
+    scores, count = torch.maximum(low - known, known - high).sort().values.tolist(), len(label)
+    ranks = [-(-(count + 1) * step // STEPS) for step in range(1, STEPS)]  # rounded up
+    return Calibration(scores=tuple(scores[r - 1] for r in ranks if r <= count and math.isfinite(scores[r - 1])))
