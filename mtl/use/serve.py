@@ -4,7 +4,8 @@ POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"
 each row, with the columns of ``mtl.load(...).predict``. A row must have all columns that the network reads; null is an
 empty cell, and numbers and booleans are categories as in a text file. A cell of a list column is a list, or text with
 separators if the training rows were text. GET /health describes the model, and counts unknown categories and far-off
-numbers. GET /docs is a page with examples, GET /openapi.json the schema.
+numbers. GET /metrics has counts and times for Prometheus. GET /docs is a page with examples, GET /openapi.json the
+schema.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 WAITING = 1024  # requests that may wait for the network; more are refused
 LARGEST = 16 << 20  # bytes of a request
 PATIENCE = 30.0  # seconds that a client may take to send a request, and to read the answer
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 WHERE = "the request"  # name of the rows in messages
 ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can hold it, UTF-8 cannot
@@ -216,8 +218,39 @@ def page(about: Mapping[str, Any], address: str) -> str:
         f"<!doctype html><meta charset=utf-8><title>mtl serve</title><h1>mtl serve: {html.escape(tasks)}</h1>"
         f"<p>POST /predict returns the predictions of each row; null is an empty cell.<pre>{html.escape(call)}</pre>"
         "<p><a href=health>GET /health</a> describes the model and counts unusual cells."
+        "<p><a href=metrics>GET /metrics</a> has counts and times for Prometheus."
         "<p><a href=openapi.json>GET /openapi.json</a> is the schema of the requests."
     )
+
+
+class Measured:
+    """What GET /metrics shows: requests by status, rows, seconds of an answer, and unusual cells by column."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Histogram
+
+        own, self.encoder = CollectorRegistry(), predictor.model.encoder
+        status = "Requests to /predict, by the status of the answer"
+        self.requests = Counter("mtl_requests", status, ["status"], registry=own)
+        self.rows = Counter("mtl_rows", "Rows that were predicted", registry=own)
+        seconds = "From a read request to its answer"
+        self.seconds = Histogram("mtl_answer_seconds", seconds, buckets=BUCKETS, registry=own)
+        own.register(self)
+        self.registry = own
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily
+
+        text = "Cells that the training rows say little about, by kind and column"
+        family = CounterMetricFamily("mtl_unusual_cells", text, labels=["kind", "column"])
+        for (kind, column), count in sorted(getattr(self.encoder, "unusual", {}).items()):
+            family.add_metric([kind, column], count)
+        yield family
+
+    def text(self) -> bytes:
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry)
 
 
 def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
@@ -231,7 +264,21 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
 
     app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=LARGEST, docs_url=None, redoc_url=None)
 
+    measured = Measured(predictor)
+
     async def predict(request: Request) -> dict[str, Any]:
+        start = time.perf_counter()
+        try:
+            found = await answered(request)
+        except fastapi.HTTPException as error:
+            measured.requests.labels(error.status_code).inc()
+            raise
+        measured.requests.labels(200).inc()
+        measured.rows.inc(len(request.rows))
+        measured.seconds.observe(time.perf_counter() - start)
+        return found
+
+    async def answered(request: Request) -> dict[str, Any]:
         try:
             return {"predictions": await asyncio.wrap_future(predictor.submit(request.rows))}
         except InputError as error:
@@ -245,12 +292,17 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
     async def docs(request: Any) -> Any:
         return fastapi.responses.HTMLResponse(page(about, str(request.base_url)))
 
+    async def metrics() -> Any:
+        return fastapi.responses.PlainTextResponse(measured.text(), media_type="text/plain; version=0.0.4")
+
     async def no_rows(request: Any, error: Exception) -> Any:
+        measured.requests.labels(422).inc()
         return fastapi.responses.JSONResponse({"detail": ROWS}, 422)  # FastAPI's answer repeats the whole request
 
     app.exception_handler(fastapi.exceptions.RequestValidationError)(no_rows)
     app.post("/predict")(predict)
     app.get("/health")(health)
+    app.get("/metrics")(metrics)
     app.add_route("/docs", docs)  # FastAPI's own page loads scripts from a server
     return app
 
@@ -292,7 +344,7 @@ def prepare(
     """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
     valid(NotNegative, max_wait_ms, "--max-wait-ms")
-    require_packages("mtl serve", "serve", "fastapi", "uvicorn")
+    require_packages("mtl serve", "serve", "fastapi", "uvicorn", "prometheus_client")
     import uvicorn
 
     logging.getLogger("uvicorn.error").addFilter(is_of_server)

@@ -25,6 +25,7 @@ from mtl.data_modules.tables.columns import CategoryEncoder, NumberEncoder
 from mtl.data_modules.tables.encoder import TableEncoder
 from mtl.data_modules.tables.example import visits
 from mtl.data_modules.tables.lists import ListEncoder
+from prometheus_client.parser import text_string_to_metric_families
 
 import mtl
 from mtl.checks import InputError
@@ -208,6 +209,29 @@ def test_documentation_and_health(port: int, checkpoint: Path) -> None:
     assert set(about["model"]["columns"]) == set(COLUMNS)
     assert about["versions"].keys() == {"mtl", "torch", "python"}
     assert isinstance(about["unusual_cells"], str)
+
+
+def measured(port: int) -> dict[str, float]:
+    """Return the values of /metrics by name and labels, as Prometheus reads them."""
+    with open_connection(port, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") as client:
+        text = everything(client).decode().partition("\r\n\r\n")[2]
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {f"{each.name}{sorted(each.labels.values())}": each.value for each in samples}
+
+
+def test_metrics_count_requests_rows_and_unusual_cells(port: int) -> None:
+    before = measured(port)
+    strange = [{**row, "user": "nobody"} for row in rows(3)]
+    assert ask(port, {"rows": strange})[0] == 200
+    assert ask(port, {"rows": [{}]})[0] == 422
+    assert ask(port, "no rows")[0] == 422
+    after = measured(port)
+    change = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    assert change["mtl_requests_total['200']"] == 1
+    assert change["mtl_requests_total['422']"] == 2
+    assert (change["mtl_rows_total[]"], change["mtl_answer_seconds_count[]"]) == (3, 1)
+    assert change["mtl_unusual_cells_total['unknown or rare categories', 'user']"] == 3
+    assert 0 < change["mtl_answer_seconds_sum[]"] < 20
 
 
 def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: TrainedModel) -> None:
