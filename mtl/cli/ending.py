@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.cli.compose import CONF
+from mtl.cli.study import FOLDERS
 from mtl.runs import commands
 from mtl.runs.commands import config_dirs, key_of, near, program, quoted
 from mtl.use.predict import SUFFIXES
@@ -30,7 +31,8 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
         flags = config_dirs(commands.LINE.searched)
-        words = [word for word in commands.LINE.words if key_of(word).startswith(KEPT)]
+        keys = [key for key in map(key_of, commands.LINE.words) if key.startswith(KEPT) and key not in FOLDERS]
+        words = [word for word in commands.LINE.words if key_of(word) in keys]
         searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
         name = f"name={quoted(files['data.path'].name.split('.')[0])}"  # a study of each table
         found.append([*program("tune"), *flags, "study=table", name, searched, *words])

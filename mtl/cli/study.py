@@ -18,6 +18,7 @@ from mtl.cli.line import read_line
 from mtl.runs.commands import Line, hydra_text
 
 PROGRAM = (sys.executable, "-m", "mtl", "train")
+FOLDERS = {"paths.run_dir", "hydra.run.dir"}
 BOTH = "hydra.searchpath"  # option of the study and of its runs: folders of further YAML files
 
 
@@ -29,6 +30,8 @@ def own_options(file: str, *others: str) -> list[str]:
 def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words that set the options ``own``, and the words for runs. The last word of an option counts."""
     given = {word.partition("=")[0]: word for word in words}
+    for key in FOLDERS & given.keys():
+        raise InputError(f"{given[key]}: each run has a folder of its own; leave this option out")
     ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
     return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
 

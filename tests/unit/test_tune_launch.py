@@ -22,6 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
+from mtl.cli.study import split_words
 from mtl.files.records import LOCK
 from mtl.runs import channel
 from mtl.tune import definition, space
@@ -189,6 +190,11 @@ def config(**changes: Any) -> Any:
     own = {"fixed": ["data=x", "recipe.k=2"], "space": {"optimizer.lr": [1, 2]}, "sampler": {}, "pruner": {}}
     gates = {"topk": {}, "topk+": {"fixed": ["gate=topk", "permutation=sinkhorn"], "space": {"gate.k": [1]}}}
     return OmegaConf.create(options | own | {"gates": gates} | changes)
+
+
+def test_runs_of_a_study_cannot_share_a_folder() -> None:
+    with pytest.raises(InputError, match=r"paths.run_dir=x: each run has a folder of its own"):
+        split_words(["n_trials=2", "paths.run_dir=x"], ["n_trials"])
 
 
 def test_each_gate_has_its_own_options_and_the_command_line_replaces_them() -> None:
