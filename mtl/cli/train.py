@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         if not line.multirun:
             source = read_start(line.words)
+        elif own := [word for word in line.words if word.startswith("paths.run_dir=")]:
+            sys.exit(f"error: {own[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all")
         words, job = [*source.words, *line.words], partial(task, line, source)
         with opened(line.searched) as hydra:
             if line.cfg:

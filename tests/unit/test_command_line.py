@@ -83,3 +83,8 @@ def test_configuration_is_printed_with_files_and_packages_of_ones_own(
     for section, text in (("trust", "- mine\n"), ("gate", "a: 0\n")):
         train.main([*given, section])
         assert capsys.readouterr().out == f"# @package {section}\n{text}"
+
+
+def test_a_sweep_cannot_have_one_run_folder() -> None:
+    with pytest.raises(SystemExit, match=r"paths.run_dir=x: each run of a sweep has a folder of its own"):
+        train.main(["-m", "seed=1,2", "paths.run_dir=x"])

@@ -58,7 +58,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / name).resolve()
         assert target.exists(), link
         titles = re.findall(r"^#+ (.*)$", target.read_text(), flags=re.MULTILINE) if heading else []
-        assert not heading or heading in {title.lower().replace(" ", "-") for title in titles}, link
+        assert not heading or heading in {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+        }, link
     for link in re.findall(r'src="([^"]+)"', text):
         assert (page.parent / link).is_file(), link
     for command in re.findall(r"python (\S+\.py)", text):
