@@ -19,6 +19,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
+from mtl.checkpoints.plain import is_plain, read_plain
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
 from mtl.files.literals import unescaped
@@ -143,8 +144,8 @@ def put_calibration(path: Path, calibration: Mapping[str, Any]) -> None:
 def file_of(path: str | Path, name: str = "best") -> Path:
     """Return the file of a checkpoint: ``path`` itself, or ``best.ckpt`` or ``last.ckpt`` of the run folder ``path``.
 
-    ``name``: which of the two to prefer; the other one is returned if it is the only one. Raises InputError for a link
-    out of the folder.
+    A folder that ``mtl card`` has written is returned as it is. ``name``: which of the two to prefer; the other one is
+    returned if it is the only one. Raises InputError for a link out of the folder.
     """
     path = Path(unescaped(str(path)))
     found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
@@ -158,10 +159,16 @@ def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpo
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
     path = file_of(path, name)
-    require(path.is_file(), f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
+    plain = is_plain(path)
+    exists = path.is_file() or plain
+    require(exists, f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     try:
-        check_zip(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # values are read when used
+        if not plain:
+            check_zip(path)
+        # Values are read when used
+        content = read_plain(path) if plain else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except InputError:
+        raise
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
     try:

@@ -20,6 +20,7 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "report": ("mtl.cli.report", "compare runs and studies in a page"),
     "predict": ("mtl.cli.use", "predict the rows of a file"),
     "export": ("mtl.cli.use", "write a network as a program for other places"),
+    "card": ("mtl.cli.use", "write a folder for a model hub, with a model card"),
     "serve": ("mtl.cli.use", "answer requests over HTTP"),
     "prune": ("mtl.cli.use", "extract the part of a network that a task uses"),
     "importance": ("mtl.cli.use", "rank the columns by what the tasks lose without them"),

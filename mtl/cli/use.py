@@ -215,6 +215,20 @@ def export(arguments: Sequence[str] | None = None) -> None:
         print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
 
 
+def card(arguments: Sequence[str] | None = None) -> None:
+    """Write a folder for a model hub: weights, their description and a model card."""
+    parser = parser_of(
+        "card", "Write weights, their description and a model card into a folder for a model hub", "card"
+    )
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.card import FILES, write_card
+
+        folder = given.out or beside(given.run, "card")
+        write_card(beside(given.run, ""), folder, given.trust)
+        print(f"{folder}: {', '.join(FILES)}")
+
+
 def prune(arguments: Sequence[str] | None = None) -> None:
     """Write the part of a run's network that each task uses, and print what it saves."""
     parser = parser_of("prune", "Extract the part of a trained network that a task uses", "pruned")

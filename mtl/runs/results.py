@@ -112,7 +112,7 @@ def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 def number(value: float | None) -> str:
     """Return ``value`` with four decimals, or with none if it is 1000 or more; "-" if it is undefined (None)."""
-    return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if value is None else f"{value:z.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:

@@ -215,10 +215,13 @@ class TrainedModel:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""
+        CheckpointIO().save_checkpoint(self.content(), valid(FilePath, path, "path"))
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of a checkpoint: weights, and plain data on configuration, data and metrics."""
         weights = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         content = {**self.stored, "state_dict": {**self.stored["state_dict"], **weights}, "metrics": {**self.metrics}}
-        content["baselines"] = {model: {**values} for model, values in self.baselines.items()}
-        CheckpointIO().save_checkpoint(content, valid(FilePath, path, "path"))
+        return content | {"baselines": {model: {**values} for model, values in self.baselines.items()}}
 
     def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
         """Return ``TaskSpec.margin`` of the regressions among ``tasks``. Raises InputError."""

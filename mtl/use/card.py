@@ -1,0 +1,94 @@
+"""A folder that can be pushed to a model hub: weights, their description, and a model card in README.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mtl.checkpoints.files import read
+from mtl.checkpoints.plain import CONTENT, WEIGHTS, write_plain
+from mtl.checks import InputError
+from mtl.config.resume import config_to_load
+from mtl.files.literals import markdown
+from mtl.files.tables import Table, bullets
+from mtl.files.writing import write_text
+from mtl.predictions import class_names
+from mtl.report.runs import read_results
+from mtl.runs.results import metrics_of, number
+from mtl.types import TaskSpec
+from mtl.use import slices
+from mtl.use.trained import TrainedModel, model_of
+
+KINDS = {"binary": "tabular-classification", "multiclass": "tabular-classification", "regression": "tabular-regression"}
+
+
+def write_card(run: Path, folder: Path, trust: Sequence[str] = ()) -> None:
+    """Write the network of the finished ``run`` into ``folder``, which ``mtl.load`` reads. Raises InputError."""
+    results, problem = read_results(run)
+    if results is None:
+        raise InputError(f"{run} is not the folder of a finished run: {problem or 'it has no results.json'}")
+    checkpoint = read(run)
+    model = model_of(checkpoint, config_to_load(checkpoint, trust), "cpu")
+    write_plain(model.content(), folder)
+    write_text(folder / "README.md", card(model, results, run.resolve().name))
+
+
+def card(model: TrainedModel, results: Any, name: str) -> str:
+    """Return the model card: a block of metadata in YAML, and what the network predicts, from what, and how well."""
+    tasks = model.spec.tasks
+    parts = [
+        f"---\n{_metadata(model, results, name)}---",
+        f"# {markdown(name)}",
+        f"A network of `mtl` ({type(model.network).__name__}, {results.parameters or 0:,.0f} parameters) that predicts "
+        f"{len(tasks)} tasks together.",
+        Table(["task", "kind", "predicts"], [_predicts(task) for task in tasks], "Tasks").markdown(),
+        "### Inputs\n\n" + markdown(", ".join(model.columns or model.spec.inputs)),
+        _metrics(model, results).markdown(),
+    ]
+    if results.slices:
+        parts.append(slices.table_of(slices.read(results.slices), results.main_metrics).markdown())
+    rows = ", ".join(f"{count:,} {split}" for split, count in results.data.rows.items() if isinstance(count, int))
+    files = ", ".join(results.data.files)
+    limits = [
+        f"Data: {files or 'not from files'}; rows: {rows or 'unknown'}. Rows of another kind may be predicted worse.",
+        *results.advice,
+        "Unknown categories share one embedding; numbers far outside those of the training rows are extrapolated.",
+    ]
+    lines = ["```python", "import mtl", "", f"model = mtl.load({json.dumps(f'path/to/{name}')})", "model.predict(rows)"]
+    use = "### Use\n\n" + "\n".join([*lines, "```"])
+    trained = f"### Training\n\n{markdown(results.command)}, seed {results.seed}; finished {results.finished}."
+    return "\n\n".join(part for part in [*parts, "### Limits\n\n" + bullets(limits), use, trained] if part) + "\n"
+
+
+def _predicts(task: TaskSpec) -> list[str]:
+    classes = "" if task.kind == "regression" else ", ".join(class_names(task))
+    return [task.name, task.kind, classes or "a number in the unit of its column"]
+
+
+def _metrics(model: TrainedModel, results: Any) -> Table:
+    models = {"network": results.test, **results.baselines}
+    pairs = [(task.name, metric) for task in model.spec.tasks for metric in metrics_of(results.test, task.name)]
+    rows = [[*pair, *(number(values.get("/".join(pair))) for values in models.values())] for pair in pairs]
+    return Table(["task", "metric", *models], rows, "Metrics of the test rows")
+
+
+def _metadata(model: TrainedModel, results: Any, name: str) -> str:
+    """Return the metadata that model hubs read; each value is JSON, which is YAML too."""
+    found = []
+    for task in model.spec.tasks:
+        known = {metric: results.test.get(f"{task.name}/{metric}") for metric in metrics_of(results.test, task.name)}
+        values = [{"type": metric, "value": value} for metric, value in known.items() if value is not None]
+        about = {"type": KINDS.get(task.kind, "other"), "name": task.name}
+        dataset = {"type": "tabular", "name": ", ".join(results.data.files) or "unnamed"}
+        found.append({"task": about, "dataset": dataset, "metrics": values})
+    entries = {
+        "library_name": "mtl",
+        "tags": ["multi-task-learning", "mixture-of-experts", "tabular"],
+        "model-index": [{"name": name, "results": found}],
+    }
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in entries.items())
+
+
+FILES = (WEIGHTS, CONTENT, "README.md")
