@@ -22,6 +22,7 @@ BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
 _SIZE = (7.2, 4.8)  # inches of the panel and its labels, without the legend
 _LINE, _LINES = 32, 6  # characters per line, and lines, of a label in the legend
+_FAR = 20
 _FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands, which are fainter if there are many
 
 
@@ -65,7 +66,8 @@ def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> 
 
     A curve has a row for each step that all of its runs logged, with the columns ``setting``, ``runs`` (their number),
     ``step``, ``mean``, ``low`` and ``high``: the last two are the ends of Student's t confidence interval of level
-    ``BAND``. Each value is the mean of what a run logged in the latest ``window`` steps.
+    ``BAND``, or the mean of fewer than three runs. Each value is the mean of what a run logged in the latest ``window``
+    steps.
     """
     courses, missing = [], []
     for number, (folder, setting) in enumerate(runs):
@@ -82,7 +84,7 @@ def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> 
     values = pl.concat(courses).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
     mean, deviation = pl.col("value").mean().alias("mean"), pl.col("value").std().fill_null(0).alias("deviation")
     points = values.group_by("setting", "runs", "step", maintain_order=True).agg(mean, deviation, pl.len())
-    quantiles = {count: student.ppf((1 + BAND) / 2, count - 1) if count > 1 else 0.0 for count in set(values["runs"])}
+    quantiles = {count: student.ppf((1 + BAND) / 2, count - 1) if count > 2 else 0.0 for count in set(values["runs"])}
     reach = (
         pl.col("runs").replace_strict(quantiles, return_dtype=pl.Float64) * pl.col("deviation") / pl.col("runs").sqrt()
     )
@@ -98,23 +100,40 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
     """
     figure = Figure(figsize=_SIZE)
     axes = figure.add_subplot()
-    counts, settings = set(curves["runs"]), curves["setting"].n_unique()
+    counts, settings, far = set(curves["runs"]), curves["setting"].n_unique(), _far(curves)
     for index, ((label, count), curve) in enumerate(curves.group_by("setting", "runs", maintain_order=True)):
-        name = _in_lines(str(label) if len(counts) == 1 else f"{label} {_runs(count)}")
+        of = "" if len(counts) == 1 else f" {_runs(count)}"
+        name = _in_lines(f"{label}{of}{', beyond the picture' if label in far else ''}")
         point = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
-        [line] = axes.plot(curve["step"], curve["mean"], **look(index), linewidth=1.6, marker=point, label=name)
+        [line] = axes.plot(
+            curve["step"], curve["mean"], **look(index), linewidth=1.6, marker=point, label=_in_lines(name)
+        )
         faint = _FAINT / settings + _FAINTEST
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=line.get_color(), alpha=faint, linewidth=0)
+    if far:
+        near = curves.filter(~pl.col("setting").is_in(list(far)))
+        low, high = near.select(pl.col("low").min(), pl.col("high").max()).row(0)
+        axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     over = f" of {window} steps" if window > 1 else ""
     metric = unformatted(metric)
-    axes.set(
-        xlabel="training step", ylabel=metric, title=f"{metric}{over}: mean and its {BAND:.0%} confidence interval"
-    )
+    band = f": mean and its {BAND:.0%} confidence interval" if max(counts) > 2 else ": mean" if max(counts) > 1 else ""
+    axes.set(xlabel="training step", ylabel=metric, title=f"{metric}{over}{band}")
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
     text: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
     axes.legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **text)
     return figure
+
+
+def _far(curves: pl.DataFrame) -> set[str]:
+    """Return the settings that end so far from the others that these would lie on one line; none of fewer than four.
+
+    The distance to the median of the last values is more than ``_FAR`` times the median distance.
+    """
+    last = curves.group_by("setting", maintain_order=True).last()
+    distance = (last["mean"] - last["mean"].median()).abs()
+    usual: Any = distance.median()
+    return set(last["setting"].filter(distance > _FAR * usual)) if len(last) > 3 and usual > 0 else set()
 
 
 def courses_by_epoch(

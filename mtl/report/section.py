@@ -15,6 +15,7 @@ from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import BASELINE, FINISHED, Runs, config
 from mtl.report.settings import Published, compare
 from mtl.report.statistics import rounded, summarise
+from mtl.runs.results import MOST_TASKS
 from mtl.training.baselines import ROWS
 
 CURVE = "val/loss"
@@ -139,7 +140,7 @@ def pictures_of(
 
 
 def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list[str]]:
-    """Return pictures over training of the validation loss and of the metrics that the runs monitored, if logged.
+    """Return pictures over training of the validation loss, the monitored metrics, and main metrics of a few tasks.
 
     ``windows``: further metrics, each with the number of steps over which it is smoothed; those that no run has logged
     are named in the second list.
@@ -147,7 +148,8 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
     pairs = runs.table.select("run", "setting").rows()
     monitored = [name for run, _ in pairs if isinstance(name := config(Path(run)).get("monitor", CURVE), str)]
     found, notes = [], []
-    for metric, window in {**dict.fromkeys([*monitored, CURVE], 1), **windows}.items():
+    tasks = [f"val/{task}/{main}" for task, main in runs.main.items()] if 1 < len(runs.main) <= MOST_TASKS else []
+    for metric, window in {**dict.fromkeys([*monitored, CURVE, *tasks], 1), **windows}.items():
         curves, missing = curves_of(pairs, metric, window)
         notes += [f"No curve: {missing[0]}."] if metric in windows and len(missing) == len(pairs) else []
         if not curves.is_empty():

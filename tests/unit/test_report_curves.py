@@ -45,10 +45,12 @@ def test_means_and_intervals_by_hand(sweep: Path) -> None:
     ]
     assert missing == []
     assert table["mean"].to_list() == pytest.approx([6, 3, 1, 1 / 2, 1 / 3])
-    error = math.sqrt(8) / math.sqrt(2)  # of 4 and 8
-    quantile = math.tan(math.pi * 0.45)  # Student's t with one degree of freedom is Cauchy's distribution
+    assert table["low"].to_list() == table["mean"].to_list() == table["high"].to_list()  # two runs give no interval
+    write_curve(sweep / "4_x", 0.0, 2, {0: 6.0, 10: 3.0})
+    table, _ = curves.curves_of([(str(sweep / f"{number}_x"), "one") for number in (0, 1, 4)], "val/loss")
+    error = 2 / math.sqrt(3)  # of 4, 8 and 6
+    quantile = 0.9 / math.sqrt(2 * 0.95 * 0.05)  # of Student's t with two degrees of freedom
     assert (table["low"][0], table["high"][0]) == pytest.approx((6 - quantile * error, 6 + quantile * error))
-    assert table["low"][2:].to_list() == table["mean"][2:].to_list() == table["high"][2:].to_list()  # no deviation
     alone, _ = curves.curves_of([(str(sweep / "0_x"), "one")], "val/loss")
     assert alone.rows()[0] == ("one", 1, 0, 4.0, 4.0, 4.0)
 
@@ -163,3 +165,18 @@ def test_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
         (run / "csv" / "metrics.csv").write_text("step,val/loss\n1,2\n2,3\n")
     report.main([str(tmp_path)])
     assert (tmp_path / "report.html").exists()
+
+
+def test_a_setting_far_away_does_not_squash_the_others(tmp_path: Path) -> None:
+    """The axis is that of the others, and the legend says so; with fewer settings nothing is left out."""
+    runs = []
+    for number, last in enumerate([0.51, 0.5, 0.52, 0.515, 2.5]):
+        write_curve(tmp_path / str(number), number, 0, {0: last + 0.1, 10: last})
+        runs.append((str(tmp_path / str(number)), f"s{number}"))
+    table, _ = curves.curves_of(runs, "val/loss")
+    [axes] = curves.draw(table, "rho", "val/loss").axes
+    assert axes.get_ylim() == pytest.approx((0.5 - 0.012, 0.62 + 0.012))
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["s0", "s1", "s2", "s3", "s4, beyond the picture"]
+    [axes] = curves.draw(curves.curves_of(runs[2:], "val/loss")[0], "rho", "val/loss").axes
+    assert axes.get_ylim()[1] > 2.5
