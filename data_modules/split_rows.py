@@ -104,6 +104,8 @@ def rare_rows(source: RowSource, columns: Sequence[str], share: float) -> Tensor
     """
     found = []
     for column in columns:
+        if source.schema[column].is_nested():  # of which reading the labels complains
+            continue
         text = pl.concat([as_text(source.read(block, [column])[column]) for block in source.blocks(None)])
         counts = text.drop_nulls().value_counts(sort=True)
         if len(counts) == 2 and counts["count"][1] < share * len(text.drop_nulls()):

@@ -15,13 +15,18 @@ from sklearn.metrics import roc_auc_score
 
 import mtl
 from mtl.checks import InputError
-from mtl.cli.train import main as train
 from mtl.config import build
 from mtl.training.metrics import Rows
 from mtl.use import slices
 from mtl.use.trained import load
 
-OPTIONS = {"recipe.expert_units": [8], "recipe.head_units": [8], "recipe.embedding_dim": 4, "threads": 1}
+OPTIONS = {
+    "recipe.expert_units": [8],
+    "recipe.head_units": [8],
+    "recipe.embedding_dim": 4,
+    "threads": 1,
+    "baseline": "none",
+}
 
 
 def rows(count: int) -> pl.DataFrame:
@@ -40,10 +45,9 @@ def rows(count: int) -> pl.DataFrame:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slices")
     rows(4000).write_csv(folder / "rows.csv")
-    words = ["data=table", f"data.path={folder}/rows.csv", "data.tasks={buys: binary, minutes: regression}"]
-    words += ["data.slices=[place,x]", "trainer.max_epochs=3", f"paths.run_dir={folder}/run", "baseline=none"]
-    words += [f"{name}={value}" for name, value in OPTIONS.items()] + ["report=true", "data.split=[0.6, 0.1, 0.3]"]
-    train(words)
+    given = {"slices": ["place", "x"], "split": [0.6, 0.1, 0.3], "report": True, "options": OPTIONS}
+    tasks = {"buys": "binary", "minutes": "regression"}
+    mtl.fit(folder / "rows.csv", tasks, folder=folder / "run", max_epochs=3, progress=False, **given)
     return folder / "run"
 
 
