@@ -260,7 +260,11 @@ def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
         lines += [f"## {title}", "", f"{half['table'].n_unique()} tables; splits of each: {splits}.", ""]
         lines += [*against_rivals(half), "", *sharing(half), "", *scores(half), ""]
     if tried is not None:
-        lines += ["Another value of one option, against the ensemble of the same table and split:", ""]
+        count = tried["split"].n_unique()
+        lines += [
+            f"Another value of one option, against the ensemble of the same table and split, {count} of each:",
+            "",
+        ]
         lines += ["| option | mean difference [95 %] | better on | CPU time |", "|---|---|---|---|"]
         lines += [*effects(by_split(tried)), ""]
     return "\n".join([*lines, EXPLANATION])
