@@ -192,8 +192,8 @@ class Evaluation(KeepsBufferPrecision):
 
     def rows(self) -> dict[str, Rows]:
         """Return the labelled rows of this process by task; tasks without a label, and those of spans, are left out."""
-        joined = {name: _joined(self._batches[name]) for name, task in self.tasks.items() if task.kind != "span"}
-        found = {name: _labelled_rows(self.tasks[name], columns) for name, columns in joined.items() if columns}
+        tasks = [name for name, task in self.tasks.items() if task.kind != "span"]
+        found = {name: self.labelled_rows(name)[0] for name in tasks}
         return {name: rows for name, rows in found.items() if len(rows.label)}
 
     def undefined(self, result: Mapping[str, float]) -> set[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -45,6 +45,11 @@ class Rows:
     groups: Tensor = UNDEFINED
     pinball: Tensor = UNDEFINED
     covered: Tensor = UNDEFINED
+
+    def at(self, index: Tensor) -> Rows:
+        """Return the rows with these numbers ``[M]``."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Rows(**{name: value[index] if value.dim() else value for name, value in values.items()})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def compare(
             values = own.value_counts(sort=True).filter(pl.col("count") >= LEAST)[by].head(SLICES)
             for value in values.sort():
                 index = own.eq(value).arg_true().to_torch().long()
-                part = [_taken(each, index) for each in pair]
+                part = [each.at(index) for each in pair]
                 slices.append((task, value, _compared(task, metric, part, resamples, draw)))
     require(by is None or bool(slices), f"no value of column {by!r} has {LEAST} rows with a label")
     known = [each[1].p for *_, each in slices if each[1].p is not None]
@@ -153,7 +153,8 @@ def _error(
     found = []
     for _ in range(resamples if units > 1 else 0):
         index, groups = resample(draw.integers(0, units, size))
-        a, b = (value_of(task.kind, metric, _taken(rows, index, groups)) for rows in pair)
+        own = {} if groups is None else {"groups": groups}
+        a, b = (value_of(task.kind, metric, replace(rows.at(index), **own)) for rows in pair)
         found.append(b - a)
     defined = np.array(found)[np.isfinite(found)]
     if len(defined) < (1 - UNDEFINED) * resamples:
@@ -185,13 +186,6 @@ def _by_group(rows: Rows) -> tuple[Resample, int, int]:
         return torch.from_numpy(order[starts[drawn][number] + within]), torch.from_numpy(number)
 
     return resample, len(sizes), max(1, min(len(sizes), MOST * len(sizes) // max(1, len(order))))
-
-
-def _taken(rows: Rows, index: Tensor, groups: Tensor | None = None) -> Rows:
-    """Return the rows ``index [M]``, perhaps in other groups."""
-    values = {one.name: getattr(rows, one.name) for one in fields(rows)}
-    taken = {name: value[index] for name, value in values.items() if value.dim()}
-    return replace(rows, **taken | ({} if groups is None else {"groups": groups}))
 
 
 def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margin: float | None) -> str | None:

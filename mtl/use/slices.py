@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -107,7 +107,7 @@ def compared(
 ) -> Slice:
     """Compare the rows where ``inside [N]`` is true with the others."""
     kind = next(each.kind for each in spec.tasks if each.name == task)
-    own, rest = (picked(rows, index.nonzero()[:, 0]) for index in (inside, ~inside))
+    own, rest = (rows.at(index.nonzero()[:, 0]) for index in (inside, ~inside))
     counts = len(own.label), len(rest.label)
     scores = [value_of(kind, metric, each) if len(each.label) else math.nan for each in (own, rest)]
     draws = metric_family(metric) not in RANKING  # whose groups of rows belong together
@@ -119,18 +119,12 @@ def compared(
     return Slice(column, value, task, metric, counts[0], score, spread, others, p)
 
 
-def picked(rows: Rows, index: Tensor) -> Rows:
-    """Return the rows with these numbers."""
-    values = {each.name: getattr(rows, each.name) for each in fields(Rows)}
-    return Rows(**{name: value[index] if value.dim() else value for name, value in values.items()})
-
-
 def error(kind: Any, metric: str, rows: Rows) -> float:
     """Return the bootstrap standard error of a metric, from samples of m of the n rows, times sqrt(m / n)."""
     count, generator = len(rows.label), torch.Generator().manual_seed(0)
     size = min(count, DRAWN)
     drawn = [torch.randint(count, (size,), generator=generator) for _ in range(DRAWS)]
-    values = torch.tensor([value_of(kind, metric, picked(rows, index)) for index in drawn], dtype=torch.double)
+    values = torch.tensor([value_of(kind, metric, rows.at(index)) for index in drawn], dtype=torch.double)
     known = values[~values.isnan()]
     return float(known.std()) * math.sqrt(size / count) if len(known) > DRAWS / 2 else math.nan
 
