@@ -41,7 +41,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
             ink = "black" if image.norm(value) < 0.6 else "white"
             text = f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink)
-    figure.colorbar(image, ax=axes, label="mean weight")
+    figure.colorbar(image, ax=axes, label="mean weight", ticks=[0, 0.05, 0.25, 0.5, 1])
     return figure
 
 

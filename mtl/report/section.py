@@ -12,7 +12,7 @@ from mtl.checks import require
 from mtl.files.tables import Table
 from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
-from mtl.report.runs import BASELINE, FINISHED, Runs, config
+from mtl.report.runs import ALL, BASELINE, FINISHED, Runs, config
 from mtl.report.settings import Published, compare
 from mtl.report.statistics import rounded, summarise
 from mtl.runs.results import MOST_TASKS
@@ -110,6 +110,8 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
             pairs = zip(totals[row[0]], totals[baseline], strict=True)
             row += [f"{own / base:.3g}" for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
         note += f" FLOPs of training: {COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
+    if len(runs.table) == 1:
+        rows = [[Path(runs.table["run"][0]).name if row[0] == ALL else row[0], *row[1:]] for row in rows]
     return Table(header, rows, notes=[note]) if shown else None
 
 
@@ -165,7 +167,7 @@ def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list
     for run, setting in runs.table.select("run", "setting").rows():
         if not found.get(setting):
             folder, beside = Path(run), {stem for stem, settings in linked.items() if setting in settings}
-            title = f"{setting} ({folder.name})"
+            title = folder.name if setting == ALL else f"{setting} ({folder.name})"
             paths = [path for pattern in _PICTURES for path in sorted((folder / "routing").glob(pattern))]
             found[setting] = [
                 picture_of(path, folder, f"{title}: {path.stem.replace('_', ' ')}", path.stem in beside)
