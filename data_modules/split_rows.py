@@ -91,10 +91,7 @@ def marks_in(source: RowSource, column: str) -> Marks:
 
 def exact_marks(order: Tensor, shares: Mapping[str, float], where: str) -> Marks:
     """Cut all rows, in the ``order [N]``, by ``shares``, to the row. Raises InputError for an empty split."""
-    all_marks = np.empty(len(order), dtype=np.int64)
-    for number, part in enumerate(divided(order, shares, where).values()):
-        all_marks[part.numpy()] = number
-    return lambda block: all_marks[block.first : block.first + block.count]
+    return _marks_of(list(divided(order, shares, where).values()))
 
 
 def rare_rows(source: RowSource, columns: Sequence[str], share: float) -> Tensor | None:
@@ -117,9 +114,13 @@ def rare_rows(source: RowSource, columns: Sequence[str], share: float) -> Tensor
 
 def even_marks(strata: Tensor, shares: Mapping[str, float], generator: torch.Generator) -> Marks:
     """Cut all rows at random by ``shares``, so that each split has its share of every stratum of ``strata [N]``."""
-    all_marks = np.empty(len(strata), dtype=np.int64)
     total = sum(shares.values())
-    parts = stratified_split(strata, [share / total for share in shares.values()], generator)
+    return _marks_of(stratified_split(strata, [share / total for share in shares.values()], generator))
+
+
+def _marks_of(parts: Sequence[Tensor]) -> Marks:
+    """Return the marks of rows whose numbers, in all files together, each split has."""
+    all_marks = np.empty(sum(map(len, parts)), dtype=np.int64)
     for number, part in enumerate(parts):
         all_marks[part.numpy()] = number
     return lambda block: all_marks[block.first : block.first + block.count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -31,7 +32,7 @@ from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_famil
 
 from .base import TensorDataModule
 from .files.reading import files_of
-from .overlap import Hash, sample_of, warn_of_overlap
+from .overlap import MOST, Hash, sample_of, warn_of_overlap
 from .split_rows import (
     Marks,
     SplitRows,
@@ -51,7 +52,7 @@ from .tables.columns import as_text, cell, numbers
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import ACCEPTED, is_format
-from .tables.growing import grown, tasks_of
+from .tables.growing import check_kept, grown, tasks_of
 from .tables.kinds import ColumnOptions
 from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
 from .tables.learning import learn
@@ -253,7 +254,8 @@ class TableDataModule(TensorDataModule):
         splits = {name: self._tensors(rows[name], spec.tasks, name != "train") for name in self.wanted}
         self.row_encoder.bad.report()
         if "train" in splits:
-            self.trained_on = sample_of(*(splits[name] for name in SPLITS))
+            before = self.trained_on  # the rows of the run that this one starts from; hashes of known ids stay
+            self.trained_on = sorted({*before, *sample_of(*(splits[name] for name in SPLITS))})[:MOST]
         else:
             warn_of_overlap(splits["test"], self.trained_on, rows["test"].source.here)
         sources = {name: rows[name].source.here for name in splits}
@@ -268,6 +270,9 @@ class TableDataModule(TensorDataModule):
 
     def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
         super().load_state_dict(state, test_only)
+        self._load_sample(state)
+
+    def _load_sample(self, state: Mapping[str, Any]) -> None:
         sample = state.get("trained_on", self.trained_on)
         self.trained_on = valid(list[Hash], sample, "the checkpoint's description of its data: trained_on")
 
@@ -276,6 +281,7 @@ class TableDataModule(TensorDataModule):
             with reading_state():
                 encoder, spec = TableEncoder.from_state(state["encoder"]), spec_of(state["spec"])
             self.earlier = encoder, list(spec.tasks)
+            self._load_sample(state)
 
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
         """Return other rows with their labels; warn if the network was trained on them.
@@ -314,6 +320,8 @@ class TableDataModule(TensorDataModule):
         sources = {name: self.open(name) for name in self._files()}
         for name, source in sources.items():
             self._check_named(source.columns, self.paths[name])
+            lists = [column for column in self.slices if source.schema[column].is_nested()]
+            require(not lists, f"data.slices: {self.paths[name]} has lists in {join_names(lists)}; give single values")
             rest = sources["train"].columns if "train" in sources and self.row_encoder is None else []
             missing = [column for column in rest if column not in (*source.columns, *self.ignore)]
             require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {join_names(missing)}")
@@ -350,14 +358,16 @@ class TableDataModule(TensorDataModule):
     def _learn(self, train: SplitRows) -> DataSpec:
         """Learn ``row_encoder`` from the training rows, and return the inputs and tasks. Raises InputError."""
         inputs, where = self._input_columns(train.source.columns), str(self.paths["train"])
+        reading: dict[str, Any] = {"separator": self.separator, "null_values": self.null_values}
+        reading["from_text"] = train.source.from_text
         if self.earlier is not None:
-            encoder, known = self.earlier
+            encoder, known = replace(self.earlier[0], on_bad=self.given.on_bad, **reading), self.earlier[1]
             check_columns(train.source.columns, encoder.columns, where)
+            check_kept(encoder, self.given, self.ignore)
             self.row_encoder, added = grown(encoder, train.frames, self.given.min_count)
             new = join_names(f"{name} {count:,}" for name, count in added.items())
             logger.info("the encoding is that of start_from; new categories: %s", new or "none")
             return DataSpec(self.row_encoder.inputs, tasks_of(self.labels, known, train.frames, where))
-        reading = {"separator": self.separator, "null_values": self.null_values, "from_text": train.source.from_text}
         self.row_encoder, tasks = learn(train.frames, len(train), inputs, self.labels, where, self.given, **reading)
         return DataSpec(self.row_encoder.inputs, tasks)
 

@@ -155,8 +155,15 @@ class TableEncoder(RowEncoder):
 
     def histograms_of(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
         """Return the histogram of each column in the training rows and in ``frame``. Raises InputError."""
-        bad = BadCells() if self.on_bad == "missing" else None  # ``encode`` reports them
-        frame, found = self.prepared(frame, where, bad), dict[str, tuple[Histogram, Histogram]]()
+        return self.histograms_in(self.prepared(frame, where, self.unreported()), where)
+
+    def unreported(self) -> BadCells | None:
+        """Return what counts bad cells that ``encode`` reports already; None: they are errors."""
+        return BadCells() if self.on_bad == "missing" else None
+
+    def histograms_in(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
+        """Return ``histograms_of`` a ``prepared`` frame."""
+        bad, found = self.unreported(), dict[str, tuple[Histogram, Histogram]]()
         for name, then in self.histograms.items():
             mean = None
             if name in self.elements:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,16 @@ import polars as pl
 from mtl.checks import join_names, require
 from mtl.types import TaskSpec
 
-from .columns import MISSING, UNKNOWN, BadCells, CategoryEncoder, as_text
+from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
 from .encoder import TableEncoder
 from .histograms import Histogram
 from .inferring import ROWS_PER_WORD, Blocks
+from .kinds import ColumnOptions
 from .labels import TargetOptions
 from .lists import listed
 from .statistics import Counts
+
+ANEW = "with data.keep_encoding=false, the encoding is learnt anew"
 
 
 def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableEncoder, dict[str, int]]:
@@ -30,10 +33,10 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
     counts = {name: Counts() for name in (*encoder.categorical, *encoder.elements)}
     histograms, rows = dict[str, Any](), 0
     for raw, where in blocks(encoder.columns):
-        for name, (_, now) in encoder.histograms_of(raw, where).items():
+        frame = encoder.prepared(raw, where, encoder.unreported())
+        for name, (_, now) in encoder.histograms_in(frame, where).items():
             histograms[name] = histograms.get(name, 0) + np.array(now.counts)
-        rows += len(raw)
-        frame = encoder.prepared(raw, where, BadCells() if encoder.on_bad == "missing" else None)
+        rows += len(frame)
         for name in encoder.categorical:
             counts[name].add(as_text(frame[name]).fill_null(MISSING))
         for name, each in encoder.elements.items():
@@ -60,6 +63,20 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
     return replace(encoder, categorical=categorical, elements=lists, histograms=of_rows), added
 
 
+def check_kept(encoder: TableEncoder, given: ColumnOptions, ignored: Sequence[str]) -> None:
+    """Raise InputError if an option reads a column in another way than ``encoder``, whose encoding stays."""
+    texts = [name for name, each in encoder.elements.items() if each.separator is None]
+    read: dict[str, Collection[str]] = {"categorical": encoder.categorical, "numeric": encoder.numeric}
+    read |= {"dates": encoder.dates, "lists": encoder.lists, "texts": texts}
+    other = [
+        f"{option}={name}" for option, names in read.items() for name in getattr(given, option) if name not in names
+    ]
+    other += [f"ignore={name}" for name in ignored if name in encoder.columns]
+    other += [f"formats.{name}" for name, form in given.formats.items() if encoder.formats.get(name) != form]
+    there = "is not as in the run of start_from, whose encoding stays"
+    require(not other, f"data: {join_names(other)} {there}; {ANEW}")
+
+
 def tasks_of(labels: Sequence[TargetOptions], known: Sequence[TaskSpec], blocks: Blocks, where: str) -> list[TaskSpec]:
     """Return the task of each of ``labels``: a ``known`` one with its scale and classes, others learnt from the rows.
 
@@ -78,8 +95,7 @@ def tasks_of(labels: Sequence[TargetOptions], known: Sequence[TaskSpec], blocks:
         task = before[label.name]
         was = {"kind": task.kind, "loss": task.loss, "transform": task.transform, "after": task.after}
         changed = [f"{name}={getattr(label, name)}" for name, value in was.items() if getattr(label, name) != value]
-        anew = "with data.keep_encoding=false, the encoding is learnt anew"
-        there = f"data.tasks.{label.name}: {join_names(changed)} is not as in the run of start_from; {anew}"
+        there = f"data.tasks.{label.name}: {join_names(changed)} is not as in the run of start_from; {ANEW}"
         require(not changed, there)
         weight = task.weight if label.relative else label.weight
         metrics = tuple(label.metrics) or task.metrics

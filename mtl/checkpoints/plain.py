@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mtl.checks import InputError, first_line, require, require_packages
+from mtl.files.records import own_file
 from mtl.files.writing import write_text, writing
 
 WEIGHTS, CONTENT = "model.safetensors", "model.json"
@@ -34,13 +36,14 @@ def write_plain(content: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_plain(folder: Path) -> dict[str, Any]:
-    """Return the content that ``write_plain`` wrote into ``folder``. Raises InputError if a file is damaged."""
+    """Return the content that ``write_plain`` wrote into ``folder``. Raises InputError for a damaged file or a link."""
     require_packages(f"{folder / WEIGHTS}", "hub", "safetensors")
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    content, weights = (own_file(folder / name, folder, math.inf) for name in (CONTENT, WEIGHTS))
     try:
-        found = _restored(json.loads((folder / CONTENT).read_text()), load_file(folder / WEIGHTS))
+        found = _restored(json.loads(content.read_text()), load_file(weights))
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise InputError(f"{folder} is damaged ({first_line(error)}); take it from where it came once more") from None
     require(isinstance(found, dict), f"{folder / CONTENT} is damaged: it is no object")

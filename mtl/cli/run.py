@@ -179,16 +179,17 @@ def _run(
         record["best_epochs"] = {
             task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in progress.items()
         }
+        write_json(folder / RESULTS, record)
         if cfg.data.get("slices"):
             trained = read(str(weights))
             model = model_of(trained, config_to_load(trained, cfg.get("trust") or ()))
             record["slices"] = slices.slices_of(model, data.sliced())
             found = slices.read(record["slices"])
             record["advice"] += slices.sentences(found)
+            write_json(folder / RESULTS, record)
             for logger in trainer.loggers:
                 if hasattr(logger, "log_text"):
                     logger.log_text("slices", slices.table_of(found, record["main_metrics"]).markdown())
-        write_json(folder / RESULTS, record)
         if python is None:
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
             further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()

@@ -39,6 +39,7 @@ def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], li
 def first_run(words: Sequence[str]) -> DictConfig:
     """Return the configuration of a run of ``words``, with every value checked."""
     from mtl.config.check import check
+    from mtl.config.patterns import with_columns
 
     try:
         cfg = composed(words)
@@ -49,6 +50,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
         raise InputError(sentence) from error
     cfg.label, cfg.paths.run_dir = "trial", "."
     check(cfg)
+    with_columns(cfg)
     return cfg
 
 

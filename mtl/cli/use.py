@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mtl import __version__
 from mtl.cli.errors import as_one_message
@@ -38,6 +39,35 @@ def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Names
 
         given.trust += classes_in(given.config_dir)
     return given
+
+
+def add_table(parser: ArgumentParser, rows: str) -> None:
+    """Add the arguments of a command that makes a table from the rows of a file; ``rows`` describes that file."""
+    parser.add_argument("rows", type=Path, help=rows)
+    out = f"file to write: .csv, .tsv or .parquet; default: show the table, of rows the first {FIRST}"
+    parser.add_argument("-o", "--out", type=Path, help=out)
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+
+
+def loaded(given: Namespace, *others: str) -> Any:
+    """Return the network of the run that is ``given``, or a list with those of ``others``; first check the output."""
+    from mtl.use.predict import check_out
+    from mtl.use.trained import load
+
+    if given.out is not None:
+        check_out(given.out, given.rows, given.force)
+    found = [load(run, given.trust, given.device) for run in (given.run, *others)]
+    return found if others else found[0]
+
+
+def write_table(given: Namespace, table: Any, what: str) -> None:
+    """Write a table to the file that is ``given`` and say so; ``what`` it has."""
+    from mtl.use.predict import table_file
+
+    with table_file(given.out) as write:
+        write(table)
+    print(f"{given.out}: {what}")
 
 
 def beside(run: str, name: str) -> Path:
@@ -81,86 +111,63 @@ def predict(arguments: Sequence[str] | None = None) -> None:
 def importance(arguments: Sequence[str] | None = None) -> None:
     """Show or write how much worse each task becomes if a column of the rows of a file is shuffled."""
     parser = parser_of("importance", "Rank the columns by how much worse each task becomes if they are shuffled")
-    parser.add_argument("rows", type=Path, help="a table with the columns of the training and labels: test rows, say")
-    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    add_table(parser, "a table with the columns of the training and labels: test rows, say")
     parser.add_argument("--repeats", type=int, default=5, help="shuffles of each column; default 5")
     parser.add_argument("--seed", type=int, default=0, help="of the shuffles; default 0")
-    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
-    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.checks import require
-        from mtl.use.predict import check_out, read_rows, show, table_file
-        from mtl.use.trained import load
+        from mtl.use.predict import read_rows, show
 
         require(given.repeats >= 1, f"--repeats {given.repeats}: must be at least 1")
-        if given.out is not None:
-            check_out(given.out, given.rows, given.force)
-        model = load(given.run, given.trust, given.device)
+        model = loaded(given)
         found = model.importance(read_rows(model, given.rows), given.repeats, given.seed, str(given.rows))
         if given.out is None:
             return show(found)
-        with table_file(given.out) as write:
-            write(found)
-        print(f"{given.out}: the importance of {found['column'].n_unique()} columns")
+        write_table(given, found, f"the importance of {found['column'].n_unique()} columns")
 
 
 def explain(arguments: Sequence[str] | None = None) -> None:
     """Show or write which cells raise or lower the predictions of rows, and show the experts that they used."""
     parser = parser_of("explain", "Say which cells of a row raise or lower its predictions")
-    parser.add_argument("rows", type=Path, help="a table with the columns of the training")
+    add_table(parser, "a table with the columns of the training")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="the rows to compare with; default the same")
-    parser.add_argument("-o", "--out", type=Path, help=f"file to write, all effects; default: show {FIRST} rows")
     parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to explain; default all")
     parser.add_argument("--samples", type=int, default=20, help="other cells that a cell is compared with; default 20")
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default 0")
-    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
-    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
     with as_one_message():
         given = read_given(parser, arguments)
-        from mtl.use.predict import check_out, read_rows, show, table_file
+        from mtl.use.predict import read_rows, show
         from mtl.use.reasons import in_words
-        from mtl.use.trained import load
 
-        if given.out is not None:
-            check_out(given.out, given.rows, given.force)
-        model = load(given.run, given.trust, given.device)
+        model = loaded(given)
         frame = read_rows(model, given.rows)
         reference = frame if given.reference is None else read_rows(model, given.reference)
         shown = frame if given.out else frame[:FIRST]
         found = model.reasons(shown, given.tasks, reference, given.samples, given.seed, str(given.rows))
         if given.out is None:
             return show(in_words(model, shown, found, model.tasks_named(given.tasks)))
-        with table_file(given.out) as write:
-            write(found)
-        print(f"{given.out}: effects of {found['column'].n_unique()} columns on {len(shown):,} rows")
+        write_table(given, found, f"effects of {found['column'].n_unique()} columns on {len(shown):,} rows")
 
 
 def drift(arguments: Sequence[str] | None = None) -> None:
     """Show or write how the rows of a file differ from the training rows; exit with ``DRIFTED`` if they do."""
     parser = parser_of("drift", f"Compare the rows of a file with the training rows (exit code {DRIFTED} if changed)")
-    parser.add_argument("rows", type=Path, help="a table with the columns of the training")
-    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    add_table(parser, "a table with the columns of the training")
     changed = "population stability index above which a column has changed; default 0.2"
     parser.add_argument("--threshold", type=float, default=0.2, help=changed)
-    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
-    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.drift import in_words, shown
-        from mtl.use.predict import check_out, read_rows, show, table_file
-        from mtl.use.trained import load
+        from mtl.use.predict import read_rows, show
 
-        if given.out is not None:
-            check_out(given.out, given.rows, given.force)
-        model = load(given.run, given.trust, given.device)
+        model = loaded(given)
         frame = read_rows(model, given.rows)
         found = model.drift(frame, given.threshold, where=str(given.rows))
         if given.out is None:
             show(shown(found))
         else:
-            with table_file(given.out) as write:
-                write(found)
+            write_table(given, found, f"{len(found)} columns and predictions")
         print(in_words(found, len(frame)))
         if found["drifted"].any():
             sys.exit(DRIFTED)
@@ -170,31 +177,24 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     """Show or write by how much the network of another run is better on the labelled rows of a file."""
     parser = parser_of("compare", "Compare the networks A and B of two runs on the same rows with labels")
     parser.add_argument("other", metavar="RUN_B", help="another run, whose network is B")
-    parser.add_argument("rows", type=Path, help="a table with the columns and labels of both: test rows, say")
-    parser.add_argument("-o", "--out", type=Path, help="file to write: .csv, .tsv or .parquet; default: show the table")
+    add_table(parser, "a table with the columns and labels of both: test rows, say")
     least = "difference of the metric that would matter, in its unit; default any"
     parser.add_argument("--margin", type=float, help=least)
     parser.add_argument("--by", metavar="COLUMN", help="also compare the rows of each value of this column")
     parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
-    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
-    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.compare import compare, in_words
-        from mtl.use.predict import check_out, read_rows, show, table_file
-        from mtl.use.trained import load
+        from mtl.use.predict import read_rows, show
 
-        if given.out is not None:
-            check_out(given.out, given.rows, given.force)
-        a, b = (load(run, given.trust, given.device) for run in (given.run, given.other))
+        a, b = loaded(given, given.other)
         options = given.margin, given.by, given.resamples, given.seed, str(given.rows)
         found = compare(a, b, read_rows(a, given.rows), *options)
         if given.out is None:
             show(found if given.by else found.drop("by"))
         else:
-            with table_file(given.out) as write:
-                write(found)
+            write_table(given, found, f"{len(found)} comparisons")
         print("\n".join(in_words(found, given.margin)))
 
 
@@ -217,9 +217,7 @@ def export(arguments: Sequence[str] | None = None) -> None:
 
 def card(arguments: Sequence[str] | None = None) -> None:
     """Write a folder for a model hub: weights, their description and a model card."""
-    parser = parser_of(
-        "card", "Write weights, their description and a model card into a folder for a model hub", "card"
-    )
+    parser = parser_of("card", "Write weights, a description and a model card for a model hub", "card")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.card import FILES, write_card

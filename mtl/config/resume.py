@@ -40,7 +40,7 @@ FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check
 # The files of the user's tables and texts. The checkpoint holds the vocabularies and scales of the training and
 # fingerprints of the files, so a changed file is noticed
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
-TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # how they are read
+TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator|slices)")  # how they are read
 
 LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
 OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import polars as pl
-import torch
 from torch import Tensor
 
 from mtl.checks import InputError, join_names, require
 from mtl.objectives import OF_QUANTILES
 from mtl.report.statistics import Difference, Outcome, holm
 from mtl.training.metrics import Rows, higher_is_better, metric_names, value_of
-from mtl.types import MISSING_CLASS, RANKING, Batch, TaskSpec, labelled, metric_family
+from mtl.types import MISSING_CLASS, Batch, TaskSpec, labelled
+from mtl.use.bootstrap import standard_error
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluation_of
+from mtl.use.slices import values_of
 from mtl.use.trained import ROWS, TrainedModel
 
 RESAMPLES = 1_000
 MOST = 20_000  # rows of a resample
-UNDEFINED = 0.05  # the share of resamples without a value, above which the interval is unknown
-LEAST, SLICES = 50, 20  # labelled rows of a slice, and slices: those with the most rows
+LEAST = 50  # labelled rows of a slice
 KINDS = {"task": pl.String, "by": pl.String, "rows": pl.Int64, "metric": pl.String}
 KINDS |= {**dict.fromkeys(("a", "b", "difference", "low", "high", "p"), pl.Float64), "b_is": pl.String}
 WORDS = {Outcome.BETTER: "better", Outcome.WORSE: "worse", Outcome.SAME: "as good", Outcome.OPEN: "undecided"}
@@ -51,26 +50,25 @@ def compare(
     ranks the rows of groups; the interval is normal (Efron and Tibshirani 1993, chapter 13), with Student's quantiles.
     A resample has at most 20,000 of all rows; its error is scaled to their number (Bickel et al. 1997).
 
-    ``by``: also compare the rows of each of the most frequent values of this column; their p-values are corrected
-    together by Holm's method. ``rows``: as in ``TrainedModel.evaluate``; the result is of polars, or of pandas if
-    ``rows`` are. Raises InputError, also for labels that one of the models does not know.
+    ``by``: also compare the rows of each slice of this column, see ``mtl.use.slices.values_of``; their p-values are
+    corrected together by Holm's method. ``rows``: as in ``TrainedModel.evaluate``; the result is of polars, or of
+    pandas if ``rows`` are. Raises InputError, also for labels that one of the models does not know.
     """
     require(margin is None or 0 < margin < math.inf, f"margin={margin}: must be a positive number, or none")
     require(resamples >= 100, f"resamples={resamples}: must be at least 100")
-    frame, draw = to_polars(rows), np.random.default_rng(seed)
+    frame = to_polars(rows)
     if by is not None:
         require(by in frame.columns, f"{where} has no column {by!r}; it has {join_names(frame.columns)}")
         require(not frame[by].dtype.is_nested(), f"column {by!r} of {where} holds lists: give one of single values")
     found, slices = [], []
     for task, metric, pair, kept in _labelled_by_both(model_a, model_b, frame, where):
-        found.append((task, None, _compared(task, metric, pair, resamples, draw)))
+        found.append((task, None, _compared(task, metric, pair, resamples, seed)))
         if by is not None:
-            own = frame[by].cast(pl.String).fill_null("missing").filter(pl.Series(kept.numpy()))
-            values = own.value_counts(sort=True).filter(pl.col("count") >= LEAST)[by].head(SLICES)
-            for value in values.sort():
+            own = values_of(frame[by], model_a).filter(pl.Series(kept.numpy()))
+            for value in own.value_counts().filter(pl.col("count") >= LEAST)[by].sort():
                 index = own.eq(value).arg_true().to_torch().long()
                 part = [each.at(index) for each in pair]
-                slices.append((task, value, _compared(task, metric, part, resamples, draw)))
+                slices.append((task, value, _compared(task, metric, part, resamples, seed)))
     require(by is None or bool(slices), f"no value of column {by!r} has {LEAST} rows with a label")
     known = [each[1].p for *_, each in slices if each[1].p is not None]
     corrected = iter(holm(known))
@@ -112,7 +110,7 @@ def _labelled_by_both(
     rows = []
     for model, batch in zip((model_a, model_b), batches, strict=True):
         own = [replace(each, metrics=(metrics[each.name],)) if each.name in kept else each for each in model.spec.tasks]
-        rows.append(evaluation_of(model, _only(batch, kept), own).rows())
+        rows.append(evaluation_of(model, [_only(batch, kept)], own).rows())
     for name in shared:
         yield tasks[0][name], metrics[name], [each[name] for each in rows if name in each], kept[name]
 
@@ -132,60 +130,23 @@ def _only(batch: Batch, kept: dict[str, Tensor]) -> Batch:
 
 
 def _compared(
-    task: TaskSpec, metric: str, pair: list[Rows], resamples: int, draw: np.random.Generator
+    task: TaskSpec, metric: str, pair: list[Rows], resamples: int, seed: int
 ) -> tuple[dict[str, Any], Difference]:
     """Return the columns of a comparison, and the difference, positive if the second network is better."""
+
+    def change(rows: Sequence[Rows]) -> float:
+        a, b = (value_of(task.kind, metric, each) for each in rows)
+        return b - a
+
     count, sign = len(pair[0].label) if pair else 0, 1.0 if higher_is_better(metric) else -1.0
     a, b = (value_of(task.kind, metric, rows) for rows in pair) if count else (math.nan, math.nan)
-    error, freedom = _error(task, metric, pair, resamples, draw) if math.isfinite(b - a) else (None, 0)
+    known = math.isfinite(b - a)
+    error, freedom = standard_error(change, pair, metric, resamples, MOST, seed) if known else (None, 0)
     difference = Difference(b - a, error, count, count, freedom)
     low, high = difference.interval or (None, None)
     row = {"rows": count, "metric": metric, "a": a, "b": b, "difference": b - a, "low": low, "high": high}
-    known = {name: None if value != value else value for name, value in row.items()}  # NaN is undefined
-    return known, difference.times(sign)
-
-
-def _error(
-    task: TaskSpec, metric: str, pair: list[Rows], resamples: int, draw: np.random.Generator
-) -> tuple[float | None, int]:
-    """Return the standard error of the difference of a metric, and its degrees of freedom; None if it is undefined."""
-    resample, units, size = _by_group(pair[0]) if metric_family(metric) in RANKING else _by_row(pair[0])
-    found = []
-    for _ in range(resamples if units > 1 else 0):
-        index, groups = resample(draw.integers(0, units, size))
-        own = {} if groups is None else {"groups": groups}
-        a, b = (value_of(task.kind, metric, replace(rows.at(index), **own)) for rows in pair)
-        found.append(b - a)
-    defined = np.array(found)[np.isfinite(found)]
-    if len(defined) < (1 - UNDEFINED) * resamples:
-        return None, 0
-    return float(defined.std(ddof=1)) * math.sqrt(size / units), units - 1
-
-
-Resample = Callable[[Any], tuple[Tensor, Tensor | None]]  # drawn units -> rows [M], and the groups that they form
-
-
-def _by_row(rows: Rows) -> tuple[Resample, int, int]:
-    """Return how rows are resampled, their number, and that of a resample."""
-    count = len(rows.label)
-    return lambda drawn: (torch.from_numpy(drawn), None), count, min(count, MOST)
-
-
-def _by_group(rows: Rows) -> tuple[Resample, int, int]:
-    """Return how whole groups are resampled, their number, and that of a resample; each drawn one is its own group."""
-    groups = rows.groups.numpy()
-    order = np.argsort(groups, kind="stable")
-    order = order[groups[order] >= 0]
-    sizes = np.unique(groups[order], return_counts=True)[1]
-    starts = np.cumsum(sizes) - sizes
-
-    def resample(drawn: Any) -> tuple[Tensor, Tensor]:
-        own = sizes[drawn]
-        number = np.repeat(np.arange(len(drawn)), own)
-        within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
-        return torch.from_numpy(order[starts[drawn][number] + within]), torch.from_numpy(number)
-
-    return resample, len(sizes), max(1, min(len(sizes), MOST * len(sizes) // max(1, len(order))))
+    row = {name: None if value != value else value for name, value in row.items()}  # NaN is undefined
+    return row, difference.times(sign)
 
 
 def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margin: float | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,20 @@ IMPORTANCE = {"task": pl.String, "column": pl.String, "metric": pl.String, "impo
 
 def evaluated(model: Any, batch: Batch, batch_size: int = 4096) -> dict[str, float]:
     """Return loss and metrics of the rows of ``batch``."""
-    return evaluation_of(model, batch, model.spec.tasks, batch_size).compute()
+    return evaluation_of(model, [batch], model.spec.tasks, batch_size).compute()
 
 
 @torch.no_grad()
-def evaluation_of(model: Any, batch: Batch, tasks: Sequence[TaskSpec], batch_size: int = 4096) -> Evaluation:
-    """Return the evaluation of ``tasks`` on the rows of ``batch``, which has labels for them alone."""
+def evaluation_of(
+    model: Any, batches: Iterable[Batch], tasks: Sequence[TaskSpec], batch_size: int = 4096
+) -> Evaluation:
+    """Return the evaluation of ``tasks`` on the rows of ``batches``, which have labels for them alone."""
     evaluation = Evaluation(tasks).to(model.device)
-    for start in range(0, len(batch), batch_size):
-        part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(model.device)
-        output = model.network(part.inputs, list(part.targets))
-        evaluation.update(output.predictions, part.targets, None, part.weights, part.groups)
+    for batch in batches:
+        for start in range(0, len(batch), batch_size):
+            part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(model.device)
+            output = model.network(part.inputs, list(part.targets))
+            evaluation.update(output.predictions, part.targets, None, part.weights, part.groups)
     return evaluation
 
 

@@ -25,6 +25,7 @@ from mtl.use.trained import TrainedModel, load
 
 log = logging.getLogger(__name__)
 
+SEEN = 1 << 16  # rows of a file, from its start, in which changes are noticed
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")
 Write = Callable[[pl.DataFrame], None]
@@ -55,7 +56,7 @@ def predicted(
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
         found = model.predict(block, tasks, experts, batch_size, str(rows), interval)
         if number == 0 and len(block) >= drift.LEAST:
-            _warn_of_drift(model, block, rows)
+            _warn_of_drift(model, block[:SEEN], rows)
         kept = block.select(there if keep is None else list(keep))
         twice = [name for name in found.columns if name in kept.columns]
         require(
@@ -71,8 +72,7 @@ def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path) -> None
     if model.encoder.histograms_of(block[:0], str(rows)):
         changed = drift.judged(drift.columns(model, block, str(rows))).filter("drifted")["column"].to_list()
         if changed:
-            text = "%s, changed since the training: %s; mtl drift RUN %s says how"
-            log.warning(text, rows, join_names(changed), rows)
+            log.warning("%s, changed since the training: %s; mtl drift says how", rows, join_names(changed))
 
 
 def read_rows(model: TrainedModel, rows: Path) -> pl.DataFrame:

@@ -243,7 +243,8 @@ class Measured:
 
         text = "Cells that the training rows say little about, by kind and column"
         family = CounterMetricFamily("mtl_unusual_cells", text, labels=["kind", "column"])
-        for (kind, column), count in sorted(getattr(self.encoder, "unusual", {}).items()):
+        # A copy, since the predictor counts meanwhile
+        for (kind, column), count in sorted(dict(getattr(self.encoder, "unusual", {})).items()):
             family.add_metric([kind, column], count)
         yield family
 

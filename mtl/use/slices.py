@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,14 +12,14 @@ import numpy as np
 import polars as pl
 import torch
 from scipy.stats import norm
-from torch import Tensor
 
 from mtl.data_modules.tables.columns import as_text, parse
 from mtl.files.tables import Bold, Table
 from mtl.report.statistics import holm, rounded
-from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import Rows, higher_is_better, value_of
-from mtl.types import RANKING, Batch, metric_family
+from mtl.types import Batch, TaskSpec
+from mtl.use.bootstrap import standard_error
+from mtl.use.labelled import evaluation_of
 
 MOST = 20  # values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
 LEAST = 30  # labelled rows of a slice, and of all others, from which a difference can be told from chance
@@ -48,53 +48,58 @@ class Slice:
 
     @property
     def lag(self) -> float:
-        """By how much the slice is worse than the rest; NaN is unknown."""
-        if self.score is None or self.rest is None:
+        """By how much the slice is worse than the rest; NaN is unknown, also where no direction of the metric is."""
+        better = higher_is_better(self.metric)
+        if self.score is None or self.rest is None or better is None:
             return math.nan
-        return (self.rest - self.score) * (1 if higher_is_better(self.metric) else -1)
+        return (self.rest - self.score) * (1 if better else -1)
 
     @property
     def differs(self) -> bool:
         return self.p is not None and self.p < LEVEL
 
 
-@torch.no_grad()
-def slices_of(model: Any, blocks: Iterable[tuple[Batch, pl.DataFrame]], size: int = 4096) -> list[dict[str, Any]]:
+def slices_of(model: Any, blocks: Iterable[tuple[Batch, pl.DataFrame]]) -> list[dict[str, Any]]:
     """Return each ``Slice``, as a dict, of labelled rows in ``blocks``, each with the cells of the columns to slice."""
-    evaluation, cells = Evaluation(model.spec.tasks), list[pl.DataFrame]()
-    for batch, frame in blocks:
-        cells.append(frame)
-        for start in range(0, len(batch), size):
-            part = batch.select(torch.arange(start, min(start + size, len(batch)))).to(model.device)
-            output = model.network(part.inputs, list(part.targets)).predictions
-            evaluation.update(output, part.targets, groups=part.groups)
+    cells = list[pl.DataFrame]()
+
+    def batches() -> Iterator[Batch]:
+        for batch, frame in blocks:
+            cells.append(frame)
+            yield batch
+
+    evaluation = evaluation_of(model, batches(), model.spec.tasks)
     table, found = pl.concat(cells, how="vertical_relaxed"), list[Slice]()
-    for task, main in evaluation.main_metrics().items():
-        rows, places = evaluation.labelled_rows(task)
-        for column in table.columns if len(places) else ():
-            is_category = column in model.encoder.categorical and column not in model.encoder.numeric
-            names = values_of(table[column], is_category)[places.numpy()]
-            for value in names.unique().sort():
-                inside = torch.from_numpy((names == value).to_numpy(writable=True))
-                for metric in evaluation.shown[task]:
-                    found.append(compared(model.spec, task, metric, rows, inside, column, value, metric == main))
+    names = {column: values_of(table[column], model) for column in table.columns}
+    for task in model.spec.tasks:
+        rows, places = evaluation.labelled_rows(task.name)
+        for column, values in names.items() if len(places) else ():
+            own = values[places.numpy()]
+            for value in own.unique().sort():
+                found += compared(task, evaluation.shown[task.name], rows, own == value, column, value)
     tested = [each for each in found if each.p is not None]
     corrected = dict(zip(map(id, tested), holm([each.p for each in tested if each.p is not None]), strict=True))
     return [asdict(each) | {"p": corrected.get(id(each))} for each in found]
 
 
-def values_of(cells: pl.Series, is_category: bool) -> pl.Series:
-    """Return the name of the slice of each row; numbers that are no categories, and have many values, are cut."""
-    known = parse(cells)
+def values_of(cells: pl.Series, model: Any) -> pl.Series:
+    """Return the name of the slice of each row: its cell, or "others" for all but the ``MOST`` most frequent ones.
+
+    Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
+    not depend on the type of the column, so a file and a DataFrame have the same.
+    """
+    known, encoder = parse(cells), model.encoder
+    is_category = cells.name in encoder.categorical and cells.name not in encoder.numeric
     if not is_category and known.n_unique() > MOST and known.null_count() == cells.null_count():
         found = (known.quantile(share, "nearest") for share in (0.25, 0.5, 0.75))
         bounds = sorted({float(each) for each in found if each is not None})
         names = pl.Series([_between(*ends) for ends in pairwise([-math.inf, *bounds, math.inf])])
-        places = np.searchsorted(bounds, known.fill_null(0.0).to_numpy())
-        return pl.select(pl.when(known.is_null()).then(pl.lit("missing")).otherwise(names[places])).to_series()
+        own = names[np.searchsorted(bounds, known.fill_null(0.0).to_numpy())]
+        return pl.select(pl.when(known.is_null()).then(pl.lit("missing")).otherwise(own).alias(cells.name)).to_series()
     texts = as_text(cells).fill_null("missing")
-    frequent = texts.value_counts(sort=True).head(MOST)[cells.name]
-    return pl.select(pl.when(texts.is_in(frequent.implode())).then(texts).otherwise(pl.lit("others"))).to_series()
+    counts = texts.value_counts().sort("count", cells.name, descending=[True, False])
+    is_frequent = texts.is_in(counts.head(MOST)[cells.name].implode())
+    return pl.select(pl.when(is_frequent).then(texts).otherwise(pl.lit("others")).alias(cells.name)).to_series()
 
 
 def _between(low: float, high: float) -> str:
@@ -103,30 +108,31 @@ def _between(low: float, high: float) -> str:
 
 
 def compared(
-    spec: Any, task: str, metric: str, rows: Rows, inside: Tensor, column: str, value: str, is_main: bool
-) -> Slice:
-    """Compare the rows where ``inside [N]`` is true with the others."""
-    kind = next(each.kind for each in spec.tasks if each.name == task)
-    own, rest = (rows.at(index.nonzero()[:, 0]) for index in (inside, ~inside))
-    counts = len(own.label), len(rest.label)
-    scores = [value_of(kind, metric, each) if len(each.label) else math.nan for each in (own, rest)]
-    draws = metric_family(metric) not in RANKING  # whose groups of rows belong together
-    errors = [error(kind, metric, each) if draws and len(each.label) >= LEAST else math.nan for each in (own, rest)]
-    scale, p = math.hypot(*errors), None
-    if is_main and scale > 0 and math.isfinite(scores[0] - scores[1]):
-        p = float(2 * norm.sf(abs(scores[0] - scores[1]) / scale))
-    score, spread, others = (None if math.isnan(each) else each for each in (scores[0], errors[0], scores[1]))
-    return Slice(column, value, task, metric, counts[0], score, spread, others, p)
+    task: TaskSpec, metrics: Sequence[str], rows: Rows, inside: pl.Series, column: str, value: str
+) -> list[Slice]:
+    """Compare the rows where ``inside [N]`` is true with the others, by each metric; the first is the main one."""
+    mask = torch.from_numpy(inside.to_numpy(writable=True))
+    own, rest = (rows.at(index.nonzero()[:, 0]) for index in (mask, ~mask))
+    found = []
+    for metric in metrics:
+
+        def score(rows: Sequence[Rows], metric: str = metric) -> float:
+            return value_of(task.kind, metric, rows[0])
+
+        values = [score([each]) if len(each.label) else math.nan for each in (own, rest)]
+        error, p = spread(score, own, metric), None
+        if metric == metrics[0] and error is not None and math.isfinite(values[0] - values[1]):
+            of_rest = spread(score, rest, metric)
+            scale = math.hypot(error, of_rest) if of_rest is not None else 0.0
+            p = float(2 * norm.sf(abs(values[0] - values[1]) / scale)) if scale > 0 else None
+        known = [None if math.isnan(each) else each for each in values]
+        found.append(Slice(column, value, task.name, metric, len(own.label), known[0], error, known[1], p))
+    return found
 
 
-def error(kind: Any, metric: str, rows: Rows) -> float:
-    """Return the bootstrap standard error of a metric, from samples of m of the n rows, times sqrt(m / n)."""
-    count, generator = len(rows.label), torch.Generator().manual_seed(0)
-    size = min(count, DRAWN)
-    drawn = [torch.randint(count, (size,), generator=generator) for _ in range(DRAWS)]
-    values = torch.tensor([value_of(kind, metric, rows.at(index)) for index in drawn], dtype=torch.double)
-    known = values[~values.isnan()]
-    return float(known.std()) * math.sqrt(size / count) if len(known) > DRAWS / 2 else math.nan
+def spread(score: Callable[[Sequence[Rows]], float], rows: Rows, metric: str) -> float | None:
+    """Return the bootstrap standard error of a metric of ``rows``; None of fewer than ``LEAST``."""
+    return standard_error(score, [rows], metric, DRAWS, DRAWN)[0] if len(rows.label) >= LEAST else None
 
 
 def read(record: Iterable[Any]) -> list[Slice]:

@@ -11,9 +11,10 @@ from omegaconf import DictConfig
 
 from mtl.checks import InputError
 from mtl.cli import reproduce, share, train, tune
-from mtl.cli.compose import CONF, composed
+from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.line import read_line
 from mtl.cli.study import split_words, start
+from mtl.config.patterns import with_columns
 
 
 def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
@@ -88,3 +89,10 @@ def test_configuration_is_printed_with_files_and_packages_of_ones_own(
 def test_a_sweep_cannot_have_one_run_folder() -> None:
     with pytest.raises(SystemExit, match=r"paths.run_dir=x: each run of a sweep has a folder of its own"):
         train.main(["-m", "seed=1,2", "paths.run_dir=x"])
+
+
+def test_patterns_of_columns_on_the_command_line() -> None:
+    with opened():
+        cfg = composed(["data=table", "data.path=x.csv", "data.tasks={genre_*: binary, seen: regression}"])
+    with_columns(cfg, ["genre_a", "genre_b", "seen", "age"])
+    assert dict(cfg.data.tasks) == {"genre_a": "binary", "genre_b": "binary", "seen": "regression"}

@@ -140,8 +140,10 @@ def test_slices_are_corrected_together(model: Any, worse: Any) -> None:
     large = np.array(holm(alone.tolist())) > 1e-4  # where the normal distribution is near Student's
     assert known["p"].to_numpy()[large] == pytest.approx(np.array(holm(alone.tolist()))[large], rel=0.3)
     assert "minutes: of 3 values, B is worse for Lyon, Oslo" in "\n".join(in_words(found, None))
+    alone = mtl.compare(model, worse, rows, resamples=200)
+    assert found.filter(pl.col("by").is_null()).equals(alone)  # which the slices do not change
     with pytest.raises(InputError, match="no value of column 'age' has 50 rows with a label"):
-        mtl.compare(model, worse, rows, by="age", resamples=100)
+        mtl.compare(model, worse, rows[:60], by="age", resamples=100)
 
 
 def test_task_without_labels_is_undefined(model: Any, worse: Any) -> None:

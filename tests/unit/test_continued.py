@@ -120,3 +120,31 @@ def test_the_encoding_can_be_learnt_anew(first: tuple[Path, dict[str, Any]]) -> 
     model = mtl.fit(day(1, 40), TASKS, start_from=str(folder), keep_encoding=False, **given)
     assert model.encoder.categorical["user"].added == 0
     assert model.encoder.numeric["age"].mean == pytest.approx(50, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ignore": ["age"]}, "data: ignore=age is not as in the run of start_from"),
+        ({"categorical": ["age"]}, "data: categorical=age is not"),
+        ({"texts": ["user"]}, "data: texts=user is not"),
+        ({"formats": {"day": "dd/mm/yyyy"}}, "data: formats.day is not"),
+    ],
+)
+def test_options_that_the_encoding_contradicts_are_one_message(
+    options: dict[str, Any], message: str, first: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, given = first
+    with pytest.raises(InputError, match=message):
+        mtl.fit(day(1), TASKS, start_from=str(folder), **given | options)
+
+
+def test_rows_of_all_days_are_known_as_trained_on(
+    first: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, given = first
+    model = mtl.fit(day(1), TASKS, start_from=str(folder), **given)
+    for number, warned in ((0, True), (1, True), (2, False)):
+        caplog.clear()
+        model.evaluate(day(number).with_columns(plan=pl.lit("pro")) if number == 2 else day(number))
+        assert ("the network was trained on" in caplog.text) == warned

@@ -100,7 +100,6 @@ def test_labels_that_need_float64_are_refused(std: float, refused: bool) -> None
 
 
 def test_gates_that_draw_are_built_where_torch_says() -> None:
-    """And draw the same on each device."""
     with torch.device("meta"):
         built = [HashGate(2, 4, input_name="user", inputs=SPEC.inputs), FixedGate(2, 4, pattern="random", k=2)]
     assert all(buffer.is_meta for gate in built for buffer in gate.buffers())

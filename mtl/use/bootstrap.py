@@ -1,0 +1,70 @@
+"""Standard errors of metrics by the bootstrap over rows, or over groups of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtl.training.metrics import Rows
+from mtl.types import RANKING, metric_family
+
+UNDEFINED = 0.05  # the share of resamples without a value, above which the error is unknown
+
+Resample = Callable[[Any], tuple[Tensor, Tensor | None]]  # drawn units -> rows [M], and the groups that they form
+
+
+def standard_error(
+    value: Callable[[Sequence[Rows]], float],
+    rows: Sequence[Rows],
+    metric: str,
+    resamples: int,
+    most: int,
+    seed: int = 0,
+) -> tuple[float | None, int]:
+    """Return the standard error of ``value`` of a ``metric``, and its degrees of freedom; None if it is undefined.
+
+    ``rows``: of one network or several, on the same N rows, which are drawn together. Where the metric ranks the rows
+    of groups, whole groups are drawn. A resample has at most ``most`` rows; its error is scaled to N (the m out of n
+    bootstrap of Bickel et al. 1997). The draws depend on ``seed`` and the number of rows alone.
+    """
+    draw = np.random.default_rng(seed)
+    by_group = metric_family(metric) in RANKING
+    resample, units, size = _by_group(rows[0], most) if by_group else _by_row(rows[0], most)
+    found = []
+    for _ in range(resamples if units > 1 else 0):
+        index, groups = resample(draw.integers(0, units, size))
+        own = {} if groups is None else {"groups": groups}
+        found.append(value([replace(each.at(index), **own) for each in rows]))
+    defined = np.array(found)[np.isfinite(found)]
+    if not len(defined) or len(defined) < (1 - UNDEFINED) * resamples:
+        return None, 0
+    return float(defined.std(ddof=1)) * math.sqrt(size / units), units - 1
+
+
+def _by_row(rows: Rows, most: int) -> tuple[Resample, int, int]:
+    """Return how rows are resampled, their number, and that of a resample."""
+    count = len(rows.label)
+    return lambda drawn: (torch.from_numpy(drawn), None), count, min(count, most)
+
+
+def _by_group(rows: Rows, most: int) -> tuple[Resample, int, int]:
+    """Return how whole groups are resampled, their number, and that of a resample; each drawn one is its own group."""
+    groups = rows.groups.numpy()
+    order = np.argsort(groups, kind="stable")
+    order = order[groups[order] >= 0]
+    sizes = np.unique(groups[order], return_counts=True)[1]
+    starts = np.cumsum(sizes) - sizes
+
+    def resample(drawn: Any) -> tuple[Tensor, Tensor]:
+        own = sizes[drawn]
+        number = np.repeat(np.arange(len(drawn)), own)
+        within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
+        return torch.from_numpy(order[starts[drawn][number] + within]), torch.from_numpy(number)
+
+    return resample, len(sizes), max(1, min(len(sizes), most * len(sizes) // max(1, len(order))))
