@@ -441,6 +441,8 @@ class NetworkOutput:
     ``hidden``: the states of each layer, embeddings first, for distillation (where gates route by task, those of the
     batch's last task); empty if the network has none to compare. ``members``: the predictions of the K members of an
     ensemble by task, ``[K, B, ...]``, each of which has a loss of its own; empty for a single network.
+    ``representation [B, t, H]``: what the heads of the t tasks read, if it is the mixture of the last routing, or the
+    same for all tasks where there is no routing.
     """
 
     predictions: dict[str, Tensor]
@@ -448,6 +450,7 @@ class NetworkOutput:
     losses: dict[str, Tensor] = field(default_factory=dict)
     hidden: tuple[Tensor, ...] = ()
     members: Mapping[str, Tensor] = field(default_factory=dict)
+    representation: Tensor | None = None
 
 
 def sum_losses(routings: Mapping[str, Routing]) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ class SharedBottom(nn.Module):
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
         shared = self.trunk(self.bottom(inputs)).expand(-1, len(wanted), -1)  # [B, T, H]
-        return NetworkOutput(self.heads(shared, wanted))
+        return NetworkOutput(self.heads(shared, wanted), representation=shared)
 
 
 class Grouped(nn.Module):

@@ -68,4 +68,4 @@ class MMoE(nn.Module):
         x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
         mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, H]
         routings = {"mixture": routing}
-        return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings))
+        return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings), representation=mixed)

@@ -88,7 +88,7 @@ class PLE(nn.Module):
         for number, level in enumerate(self.levels):
             last = number == len(self.levels) - 1  # the levels below compute the mixtures of all, [B, T + 1, H]
             x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
-        return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings))
+        return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings), representation=x)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return the parameters that single tasks reach, with the indices of the tasks.

@@ -181,7 +181,7 @@ class MultiTaskModule(LightningModule):
         labels = everywhere[1].clamp(min=1)
         selected = self.train_meter.select(tuple(names), totals)
         shares, means = selected.weights * totals / labels, selected.weights * everywhere[0] / labels
-        return Terms(selected.numbers, selected.index, shares, means, everywhere[1], [])
+        return Terms(selected.numbers, selected.index, shares, means, everywhere[1], [], output)
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.sums.zero_()

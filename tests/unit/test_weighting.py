@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torchjd.aggregation import PCGrad, TrimmedMean, UPGrad
 from torchjd.linalg import QuadprogProjector
@@ -19,12 +21,13 @@ from mtl.gates import CometGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
+from mtl.networks.ensemble import Ensemble
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, shared_parameters
-from mtl.training.weighting.base import drawn_at
-from mtl.types import Batch
+from mtl.training.weighting.base import by_task, drawn_at
+from mtl.types import Batch, DataSpec, Numeric
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
 from tests.weightings import (
@@ -151,6 +154,88 @@ def test_gradients_equal_a_reference(weighting: Any, reference: Any) -> None:
         assert (rows @ (found - auxiliary(own, data))).min() > -1e-8
     plain = backward(module(), data)
     close(*({n: g for n, g in each.items() if ".gate." in n or "heads" in n} for each in (gradients, plain)))
+
+
+def at_representation(own: MultiTaskModule, data: Batch) -> Tensor:
+    """Return the tasks' gradients at the outputs of the experts, ``[T, B * E * H]``, which are computed one by one."""
+    output = own(data.inputs)
+    losses = by_task([own.task_losses(output, data)], len(TASKS))[0]
+    [routing] = output.routings.values()
+    rows = []
+    for task in range(len(TASKS)):
+        [gradient] = torch.autograd.grad(losses[task], output.representation, retain_graph=True)
+        weights = routing.weights.expand(ROWS, -1, -1)[:, task]
+        assert gradient[:, [other for other in range(len(TASKS)) if other != task]].abs().sum() == 0
+        rows.append((weights[:, :, None] * gradient[:, task, None]).flatten())
+    return torch.stack(rows)
+
+
+AT_REPRESENTATION = [
+    name
+    for name in sorted(path.stem for path in (ROOT / "conf/weighting").glob("*.yaml"))
+    if "at: parameters" in (ROOT / f"conf/weighting/{name}.yaml").read_text()
+]
+
+
+def with_option(name: str, **options: Any) -> Any:
+    config = OmegaConf.load(ROOT / f"conf/weighting/{name}.yaml")
+    return instantiate(OmegaConf.merge(config, options), _convert_="all")
+
+
+@pytest.mark.parametrize("name", AT_REPRESENTATION)
+@pytest.mark.parametrize("static", [False, True])
+def test_weights_at_the_representation_are_those_of_the_gradients_at_the_experts(name: str, static: bool) -> None:
+    """Everything below the heads gets the tasks' gradients times these weights, and each head its own gradient."""
+    own, data = module(with_option(name, at="representation"), network(static_gate=static)), batch()
+    expected = module(name, network(static_gate=static)).weighting
+    expected.combine(at_representation(own, data), [12.0] * 4, 0)
+    assert expected.in_force is not None
+    own.training_step(data, 0)["loss"].backward()
+    found = {n: p.grad.clone() for n, p in own.network.named_parameters() if p.grad is not None}
+    torch.testing.assert_close(own.weighting.in_force, expected.in_force, rtol=1e-5, atol=1e-7)
+    plain = module(None, network(static_gate=static))
+    output = plain(data.inputs)
+    losses = by_task([plain.task_losses(output, data)], len(TASKS))[0]
+    ((own.weighting.in_force * losses).sum() + sum(output.losses.values())).backward()
+    weighted = {n: p.grad.clone() for n, p in plain.network.named_parameters() if p.grad is not None}
+    below, above = ({n for n in found if ("heads" in n) == there} for there in (False, True))
+    close({n: found[n] for n in below}, {n: weighted[n] for n in below})
+    unweighted = backward(module(None, network(static_gate=static)), data)
+    close({n: found[n] for n in above}, {n: unweighted[n] for n in above})
+
+
+@pytest.mark.parametrize("name", ["mgda", "upgrad", "cagrad", "pcgrad", "aligned_mtl"])
+def test_at_the_representation_equals_at_parameters_of_a_linear_shared_part(name: str) -> None:
+    """With orthonormal rows, the gradients of a linear layer have the inner products of those at its outputs."""
+
+    class Linear(nn.Linear):
+        output_dim = 6
+
+        def __init__(self, num_experts: int, input_dim: int) -> None:
+            super().__init__(input_dim, 6, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, None]
+
+    spec = DataSpec({"x": Numeric(ROWS)}, TASKS)
+    rows = Batch({"x": torch.linalg.qr(torch.randn(ROWS, ROWS).double())[0]}, batch().targets)
+    found = []
+    for at in ("parameters", "representation"):
+        torch.manual_seed(0)
+        net = SharedBottom(spec, TabularBottom, Linear, partial(Heads, units=[4])).double()
+        found.append(backward(module(with_option(name, at=at), net), rows))
+    plain = backward(module(None, net), rows)
+    for gradient, other in zip(*(each.values() for each in found), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-8)
+    assert (found[0]["trunk.weight"] - plain["trunk.weight"]).norm() > 0.01 * plain["trunk.weight"].norm()
+
+
+def test_what_has_no_representation_is_one_message() -> None:
+    with pytest.raises(InputError, match="TrimmedMean does not weight the tasks; use at=parameters"):
+        GradientWeighting(network(), 4, TrimmedMean(1), at="representation")
+    ensemble = Ensemble([network(), network()])
+    with pytest.raises(InputError, match="and no ensemble; use at=parameters"):
+        backward(module(with_option("mgda", at="representation"), ensemble), batch())
 
 
 def test_batches_of_single_tasks_are_one_step_together() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mtl.distributed import world_size
 from mtl.nn.functional import KeepsBufferPrecision
+from mtl.types import NetworkOutput
 
 SPREAD = 1_000_003  # a prime: keeps the streams of (seed, step) and (seed + 1, step - 1) apart
 
@@ -23,7 +24,7 @@ class Terms:
     ``index [N]``: the indices of the tasks in the network's list. ``losses [N]``: this process's share of their losses,
     times the weights of ``TaskSpec``. ``everywhere [N]``: the sum of these shares over all processes, without gradient;
     ``labels [N]``: the number of labels behind it. ``others``: scalars that belong to no task, such as auxiliary
-    losses.
+    losses. ``output``: of the network for this batch.
     """
 
     tasks: list[int]
@@ -32,6 +33,7 @@ class Terms:
     everywhere: Tensor
     labels: Tensor
     others: list[Tensor]
+    output: NetworkOutput
 
 
 class Weighting(KeepsBufferPrecision):
@@ -68,11 +70,16 @@ class FixedWeighting(Weighting):
     """Add the losses, with the fixed weights of the tasks."""
 
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
-        losses = []
-        for part in parts:
-            first, *rest = part.others
-            losses += [world_size() * part.losses.sum() + first, *rest]
-        return torch.stack(losses).sum()
+        return total_loss(parts)
+
+
+def total_loss(parts: Sequence[Terms]) -> Tensor:
+    """Return the sum of all losses, this process's share of the tasks' times the number of processes."""
+    losses = []
+    for part in parts:
+        first, *rest = part.others
+        losses += [world_size() * part.losses.sum() + first, *rest]
+    return torch.stack(losses).sum()
 
 
 def by_task(parts: Sequence[Terms], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:

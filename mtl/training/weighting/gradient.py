@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError
+from mtl.distributed import all_reduce_sum
+from mtl.nn.functional import at_least_float32, float64_if_supported
 from mtl.options import validated
-from mtl.training.weighting.base import drawn_at
+from mtl.training.weighting.base import Terms, by_task, drawn_at, total_loss
 from mtl.training.weighting.jacobian import JacobianWeighting
 from mtl.training.weighting.state import attributes, set_attributes
 
@@ -34,7 +36,16 @@ class GradientWeighting(JacobianWeighting):
     (``drop``), or gets a row of zeros (``zero``). Methods with a state for each task or a minimal number of tasks need
     ``zero``.
 
-    ``weights``: the factors of the rows, if the aggregator has them. Raises InputError if there are too few tasks.
+    ``at="representation"`` compares the tasks' gradients at the outputs of the last layer's experts, or of the trunk
+    that they share, in place of those at the shared parameters, as MGDA-UB does (Sener and Koltun 2018, section 3.3).
+    Task t mixes expert e with the weight w_te, so its gradient there is w_te g_t, where g_t is the one at its mixture,
+    and of the tasks s and t the inner product is the sum of (w_s . w_t)(g_s . g_t) over the rows. One backward pass
+    through the heads thus gives all that the method needs, and a step has one backward pass through the network. It
+    multiplies what comes from the head of each task, gates included, by the task's weight. A step of several batches
+    weights each alone.
+
+    Raises InputError if there are too few tasks, or if ``at="representation"`` does not go with the aggregator, which
+    must weight the rows by their inner products, or with the network.
     """
 
     @validated
@@ -46,9 +57,10 @@ class GradientWeighting(JacobianWeighting):
         seed: int = 0,
         scale: Literal["sum", "own"] = "own",
         absent: Literal["drop", "zero"] = "drop",
+        at: Literal["parameters", "representation"] = "parameters",
     ) -> None:
         super().__init__(network, num_tasks, seed)
-        self.scale, self.absent = scale, absent
+        self.scale, self.absent, self.at = scale, absent, at
         made = aggregator if isinstance(aggregator, nn.Module) else aggregator(n_tasks=num_tasks)
         self._held: list[Any] = [made]  # no submodule: its buffers appear with the first step, which loading refuses
         self._row_weights: Tensor | None = None
@@ -58,11 +70,36 @@ class GradientWeighting(JacobianWeighting):
             raise InputError(f"weighting: {type(self.aggregator).__name__}, {num_tasks} tasks: {error}") from None
         if hasattr(self.aggregator, "weighting"):
             self.aggregator.weighting.register_forward_hook(self._remember)
+        elif at == "representation":
+            title = type(self.aggregator).__name__
+            raise InputError(f"weighting.at=representation: {title} does not weight the tasks; use at=parameters")
+        if at == "representation" and any(task.after for task in getattr(network, "tasks", ())):
+            raise InputError(
+                "weighting.at=representation: the loss of a task after another one depends on both; use at=parameters"
+            )
 
     @property
     def aggregator(self) -> Any:
         """Return the aggregator of TorchJD."""
         return self._held[0]
+
+    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+        if self.at == "parameters":
+            return super().forward(parts, step)
+        products = representation_products(parts, self.num_tasks)
+        self.check(products, step)
+        values, vectors = torch.linalg.eigh(products)
+        with torch.no_grad():  # rows with these inner products, [T, T]
+            self.combine(vectors * values.clamp(min=0).sqrt(), by_task(parts, self.num_tasks)[2].tolist(), step)
+        for part in parts:
+            factors: Any = 1.0 if self.in_force is None else self.in_force[sorted(part.tasks)][:, None]  # [t, 1]
+            read: Any = part.output.representation
+            read.register_hook(lambda gradient, factors=factors: (gradient * factors).to(gradient.dtype))
+        return total_loss(parts)
+
+    def before_step(self, step: int) -> None:
+        if self.at == "parameters":
+            super().before_step(step)
 
     def combine(self, jacobian: Tensor, labels: list[float], step: int) -> Tensor:
         present = [task for task, count in enumerate(labels) if count]
@@ -88,6 +125,31 @@ class GradientWeighting(JacobianWeighting):
         device = self._shared[0].device
         _aggregated(self.aggregator, torch.eye(self.num_tasks, device=device), 0, 0)  # the first call sets up solvers
         set_attributes(self.aggregator, state, device)
+
+
+def representation_products(parts: Sequence[Terms], num_tasks: int) -> Tensor:
+    """Return the inner products of the tasks' gradients at the representation, ``[T, T]``, of all processes' rows.
+
+    Raises InputError if the network has no ``representation``.
+    """
+    given: Any = [part.output.representation for part in parts]
+    if any(x is None for x in given):
+        raise InputError(
+            "weighting.at=representation: needs a network with one mixture or trunk below its heads, such as mmoe, ple "
+            "or shared_bottom, and no ensemble; use at=parameters"
+        )
+    tasks = torch.stack([part.losses.sum() for part in parts]).sum()
+    gradients = torch.autograd.grad(tasks, given, retain_graph=True)
+    products = float64_if_supported(tasks.new_zeros(num_tasks, num_tasks))
+    for part, gradient in zip(parts, gradients, strict=True):
+        rows = at_least_float32(gradient).flatten(2)  # [B, t, H]
+        inner = rows @ rows.mT
+        for routing in [*part.output.routings.values()][-1:]:
+            weights = at_least_float32(routing.weights.detach())  # [B, t, E], or [t, E] of a static gate
+            inner = inner * (weights @ weights.mT)
+        place = torch.tensor(sorted(part.tasks), device=tasks.device)
+        products[place[:, None], place] += inner.sum(0).to(products.dtype)
+    return all_reduce_sum(products)
 
 
 def _aggregated(aggregator: Any, matrix: Tensor, seed: int, step: int) -> Tensor:

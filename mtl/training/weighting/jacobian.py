@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.training.weighting.base import Terms, Weighting, by_task, shared_parameters
 
@@ -71,15 +71,19 @@ class JacobianWeighting(Weighting):
         self._jacobian = rows if self._jacobian is None else self._jacobian.add_(rows)
         self._labels = labels if self._labels is None else self._labels + labels
 
+    def check(self, gradients: Tensor, step: int) -> None:
+        """Raise InputError if one is not finite: solvers would fail on it, or hide it."""
+        require(
+            bool(torch.isfinite(gradients).all()),
+            f"step {step}: the gradient of a task is NaN or infinite; a smaller learning rate may help",
+        )
+
     @torch.no_grad()
     def before_step(self, step: int) -> None:
         assert self._jacobian is not None
         assert self._labels is not None
         jacobian = all_reduce_sum(self._jacobian) if world_size() > 1 else self._jacobian
-        if not bool(torch.isfinite(jacobian).all()):  # solvers would fail on it, or hide it
-            raise InputError(
-                f"step {step}: the gradient of a task is NaN or infinite; a smaller learning rate may help"
-            )
+        self.check(jacobian, step)
         combined = self.combine(jacobian, self._labels.tolist(), step)
         self._jacobian = self._labels = None
         pieces = torch.split(combined, [parameter.numel() for parameter in self._shared])
