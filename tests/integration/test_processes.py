@@ -153,6 +153,8 @@ DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_steps=2
         pytest.param([*LOSSES, "gate=remoe"], id="remoe"),
         pytest.param([*LOSSES, "gate=topk", "gate.bias_rate=0.01"], id="bias"),
         pytest.param([*LOSSES, "weighting=mgda"], id="mgda"),
+        pytest.param([*LOSSES, "weighting=upgrad", "weighting.at=representation"], id="representation"),
+        pytest.param([*LOSSES, "weighting=famo", "network=ple"], id="famo"),
         pytest.param([*LOSSES, "ensemble=3", "recipe.number_dim=2", "data.relative_losses=true"], id="ensemble"),
     ],
 )

@@ -6,6 +6,7 @@ import io
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -42,6 +43,7 @@ from tests.weightings import (
     module,
     network,
     task_losses,
+    terms,
 )
 
 EXACT = partial(UPGrad, projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-10))
@@ -277,6 +279,40 @@ def test_dwa_weights_follow_the_losses_of_two_epochs() -> None:
     torch.testing.assert_close(own.weighting.in_force, 4 * (means[1] / means[0] / 2).softmax(0))
 
 
+def test_famo_follows_the_paper() -> None:
+    """Three steps of algorithm 1 with Adam, in numpy; a task without labels changes nothing."""
+    own = module("famo")
+    optimizer = own.configure_optimizers()
+    logits, first, second = np.zeros(4), np.zeros(4), np.zeros(4)
+    for step in range(3):
+        data = batch(seed=step, without="kind" if step == 1 else "")
+        there = np.array([True, True, step != 1, True])
+        before = task_losses(own, data).detach().numpy()
+        z = np.exp(logits) / np.exp(logits).sum()
+        weights = np.where(there, z / np.where(there, before, 1), 0)
+        backward(own, data, step=step)
+        np.testing.assert_allclose(own.weighting.in_force, weights / weights.sum(), rtol=1e-6)
+        optimizer.step()
+        with torch.no_grad():
+            own.weighting.after_step(terms(own, data))
+            after = task_losses(own, data).numpy()
+        fall = np.where(there, np.log(np.where(there, before, 1)) - np.log(np.where(there, after, 1)), 0)
+        gradient = (np.diag(z) - np.outer(z, z)) @ fall + 1e-3 * logits
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        mean, square = first / (1 - 0.9 ** (step + 1)), second / (1 - 0.999 ** (step + 1))
+        logits = logits - 0.025 * mean / (np.sqrt(square) + 1e-8)
+        np.testing.assert_allclose(own.weighting.logits, logits, rtol=1e-4, atol=1e-7)
+    assert not any(p is own.weighting.logits for group in optimizer.param_groups for p in group["params"])
+
+
+def test_uw_so_follows_the_paper() -> None:
+    own = module("uw_so")
+    losses = task_losses(own, batch()).detach().numpy()
+    backward(own, batch())
+    shares = np.exp(1 / losses / 20)
+    np.testing.assert_allclose(own.weighting.in_force, shares / shares.sum(), rtol=1e-9)
+
+
 def test_gradnorm_moves_towards_equal_rates() -> None:
     """The weights' gradient is that of the paper's loss, computed here by autograd through the norms."""
     own, data = module("gradnorm"), batch()
@@ -328,10 +364,11 @@ def test_a_gradient_that_is_not_finite_stops_the_run() -> None:
         backward(own, data)
 
 
+NOT_LINEAR = ("stch", "geometric_mean", "uw_so", "famo")  # in the losses: each batch is weighted by its own
 FILES = sorted(path.stem for path in (ROOT / "conf/weighting").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in ("stch", "geometric_mean")])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in NOT_LINEAR])
 def test_accumulated_batches_equal_the_whole(name: str) -> None:
     whole, halves = batch(), [batch(), batch()]
     for index, half in enumerate(halves):
@@ -346,14 +383,17 @@ def train(own: MultiTaskModule, optimizer: torch.optim.Optimizer, steps: range) 
         backward(own, batch(seed=step % 4, without="kind" if step % 4 == 2 else ""), step=step)
         assert all(bool(torch.isfinite(p.grad).all()) for p in own.parameters() if p.grad is not None)
         optimizer.step()
+        if own.weighting.compares_steps:
+            own.weighting.after_step(terms(own, batch(seed=step % 4, without="kind" if step % 4 == 2 else "")))
         if step % 4 == 3:
             own.weighting.end_epoch()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, *(f"{name} at the representation" for name in AT_REPRESENTATION)])
 def test_losses_fall_and_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
     """Also without the labels of a task in some steps."""
-    whole, part, resumed = module(name), module(name), module(name)
+    name, _, at = name.partition(" at the ")
+    whole, part, resumed = (module(with_option(name, at=at) if at else name) for _ in range(3))
     optimizers = [own.configure_optimizers() for own in (whole, part, resumed)]
     train(whole, optimizers[0], range(11))
     train(part, optimizers[1], range(6))

@@ -45,6 +45,7 @@ class Weighting(KeepsBufferPrecision):
     """
 
     needs_shared = False  # whether the method compares gradients of parameters that tasks share
+    compares_steps = False  # whether it is told the losses of a step's last batch after the step
 
     def __init__(self, network: nn.Module, num_tasks: int, seed: int = 0) -> None:
         super().__init__()
@@ -61,6 +62,9 @@ class Weighting(KeepsBufferPrecision):
 
     def before_step(self, step: int) -> None:
         """Write combined gradients into ``grad`` if ``forward`` has kept them back; called before clipping."""
+
+    def after_step(self, parts: Sequence[Terms]) -> None:
+        """Learn from the losses that the step's last batch has after it, if the method ``compares_steps``."""
 
     def end_epoch(self) -> None:
         """Update the state of a method that changes once per epoch."""
