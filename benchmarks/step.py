@@ -1,8 +1,9 @@
 """Time training and inference of mixtures of experts, relative to separate modules in the same process.
 
-python benchmarks/step.py [--rounds N] [--tables movielens,tasks,experts] [--device cuda] [--precision bf16]. Random
-ids, batches of 512, Adam. Tables: gates on the network of MovieLens (2.5 million weights); 128 tasks; 4 to 1024 experts
-of which each sample uses two (those that compute all experts end at 256). LibMTL's networks are included if it is
+python benchmarks/step.py [--rounds N] [--tables movielens,tasks,experts,weightings] [--device cuda] [--precision bf16].
+Random ids, batches of 512, Adam. Tables: gates on the network of MovieLens (2.5 million weights); 128 tasks; 4 to 1024
+experts of which each sample uses two (those that compute all experts end at 256); all weightings of two and of eight
+tasks, relative to the plain sum. LibMTL's networks are included if it is
 installed (``common.libmtl``). "decided": a COMET gate whose trees have converged to one leaf each, which gives two
 experts per sample and task. Ratios are of medians; "undisturbed" of first deciles.
 """
@@ -14,18 +15,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from common import Row, libmtl, medians, options, take_turns, undisturbed, write
+from common import ROOT, Row, libmtl, medians, options, take_turns, undisturbed, write
 
 # isort: split
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
+from mtl.training.weighting import Weighting
 from mtl.types import Batch, Categorical, DataSpec, NetworkOutput, TaskSpec
 
 USERS, ITEMS, ROWS = 6040, 3952, 512
@@ -62,6 +67,7 @@ class Case:
 
 
 MOVIELENS = Case()
+EIGHT_TASKS = Case(DataSpec(IDS, [TaskSpec(f"task{n}", "binary") for n in range(8)]))
 MANY_TASKS = Case(DataSpec(IDS, [TaskSpec(f"task{n}", "regression") for n in range(128)]), width=32)
 
 
@@ -139,10 +145,15 @@ def random_batch(spec: DataSpec, rows: int) -> Batch:
 
 
 def training(
-    network: nn.Module, spec: DataSpec = SPEC, fused: bool = True, precision: str = "32"
+    network: nn.Module,
+    spec: DataSpec = SPEC,
+    fused: bool = True,
+    precision: str = "32",
+    weighting: Weighting | None = None,
 ) -> Callable[[], object]:
     """Return a function that does one training step on a random batch."""
-    module = MultiTaskModule(network, spec.tasks, partial(torch.optim.Adam, lr=1e-4, fused=fused))
+    make = partial(torch.optim.Adam, lr=1e-4, fused=fused)
+    module = MultiTaskModule(network, spec.tasks, make, weighting=weighting)
     module.log = lambda *args, **kwargs: None  # there is no trainer to log to
     optimizer = module.configure_optimizers()
     network.train()
@@ -153,9 +164,33 @@ def training(
             loss = module.training_step(batch, 0)["loss"]
         optimizer.zero_grad()
         loss.backward()
+        module.weighting.before_step(0)
         optimizer.step()
+        if module.weighting.compares_steps:
+            with torch.no_grad():
+                module.weighting.after_step([module.task_losses(module(batch.inputs), batch, metered=False)])
 
     return step
+
+
+def weightings(case: Case, rounds: int) -> list[Row]:
+    """Return the time of a training step with each weighting, relative to the plain sum."""
+    calls = {}
+    for file in sorted((ROOT / "conf/weighting").glob("*.yaml")):
+        options = OmegaConf.load(file)
+        for at in ("parameters", "representation") if "at" in options else ("",):
+            chosen = OmegaConf.merge(options, {"at": at} if at else {})
+            network, tasks = ours(GATES["softmax"], case=case), len(case.spec.tasks)
+            try:
+                made = instantiate(chosen, _convert_="all")(network=network, num_tasks=tasks)
+            except InputError:  # methods that need more tasks
+                continue
+            device = torch.get_default_device()
+            name = f"{file.stem}, at the {at}" if at else file.stem
+            calls[name] = training(network, case.spec, weighting=made.to(device))
+    middle = medians(take_turns(calls, rounds))
+    fixed = middle["fixed"]
+    return [{"weighting": name, "ms": each, "of fixed": each / fixed} for name, each in middle.items()]
 
 
 def inference(network: nn.Module, rows: int, chunk: int) -> Callable[[], object]:
@@ -201,7 +236,7 @@ def main() -> None:
         __doc__,
         rounds=8,
         precision=(str, "32", "32, or bf16: training under autocast to bfloat16"),
-        tables=(str, "movielens,tasks,experts", "which tables, with commas"),
+        tables=(str, "movielens,tasks,experts,weightings", "which tables, with commas"),
     )
     notes = [f"Training in {given.precision}."] + ([] if peers() else ["LibMTL is not installed: it is left out."])
     if "movielens" in given.tables:
@@ -226,6 +261,10 @@ def main() -> None:
             networks["ours, topk, sparse"] = ours(GATES["topk"], "sparse", case)
             rows += [{"experts": number} | row for row in timed(networks, case, given.rounds, given.precision)]
         write(given, "step_experts", "Many experts, two per sample", rows, notes)
+    if "weightings" in given.tables:
+        for number, case in ((2, MOVIELENS), (8, EIGHT_TASKS)):
+            title = f"A step with each weighting, {number} tasks"
+            write(given, f"step_weightings_{number}", title, weightings(case, given.rounds), notes)
 
 
 if __name__ == "__main__":
