@@ -36,6 +36,8 @@ CASES = [
     f"network=single_task {MOVIELENS}",
     f"network=cgc gate=softmax {MOVIELENS}",
     f"network=ple gate=comet network.num_own=6 {MOVIELENS}",
+    f"network=adatt gate=comet {MOVIELENS}",
+    f"network=stem gate=softmax {MOVIELENS}",
     f"gate=comet gate.gamma=1 gate.entropy_weight=3 {SYNTHETIC}",
     f"gate=dselect_k {SYNTHETIC} permutation=sinkhorn",
     "network=frozen_experts data=synthetic_recovery gate=dselect_k",

@@ -154,7 +154,8 @@ DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_steps=2
         pytest.param([*LOSSES, "gate=topk", "gate.bias_rate=0.01"], id="bias"),
         pytest.param([*LOSSES, "weighting=mgda"], id="mgda"),
         pytest.param([*LOSSES, "weighting=upgrad", "weighting.at=representation"], id="representation"),
-        pytest.param([*LOSSES, "weighting=famo", "network=ple"], id="famo"),
+        pytest.param([*LOSSES, "weighting=famo", "network=adatt", "network.num_shared=1"], id="famo, adatt"),
+        pytest.param([*LOSSES, "network=stem", "gate=topk", "recipe.num_experts=3"], id="stem"),
         pytest.param([*LOSSES, "ensemble=3", "recipe.number_dim=2", "data.relative_losses=true"], id="ensemble"),
     ],
 )

@@ -247,8 +247,8 @@ STATEFUL = {
     "biased": ["gate=topk", "gate.bias_rate=0.01", "network.static_gate=false", "optimizer=sgd", "weighting=nash_mtl"],
     "ensemble": ["ensemble=2", "gate=topk", "weighting=pcgrad", "callbacks.last.every_minutes=1e-6"],
     "annealed": ["gate=softmax_selector", "schedule=temperature", "lr_schedule=one_cycle", "optimizer=adamw"],
-    "famo": ["weighting=famo", "network=ple"],
-    "representation": ["weighting=gradvac", "weighting.at=representation"],
+    "famo": ["weighting=famo", "network=stem"],
+    "representation": ["weighting=gradvac", "weighting.at=representation", "network=adatt"],
 }
 
 

@@ -14,6 +14,7 @@ from mtl.experts.dense import StackedDense
 from mtl.experts.relu_sum import ReluSum
 from mtl.gates import CometGate, DSelectKGate, FixedGate, SoftmaxGate, TopKGate
 from mtl.gates.separate import separate_gates, task_key
+from mtl.networks.adatt import AdaTT
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
@@ -21,6 +22,7 @@ from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
+from mtl.networks.stem import STEM
 from mtl.types import Categorical, DataSpec, NetworkOutput, Numeric, TaskSpec
 
 B = 5
@@ -40,6 +42,8 @@ NETWORKS = {
     "mmoe": lambda: MMoE(SPEC, num_experts=4, gate=SoftmaxGate, **PARTS),
     "mmoe_static": lambda: MMoE(SPEC, num_experts=4, gate=DSelectKGate, static_gate=True, **PARTS),
     "ple": lambda: PLE(SPEC, num_experts=4, num_own=1, num_levels=3, gate=CometGate, **PARTS),
+    "adatt": lambda: AdaTT(SPEC, num_own=2, num_shared=1, num_levels=2, gate=CometGate, **PARTS),
+    "stem": lambda: STEM(SPEC, num_own=1, num_shared=1, gate=SoftmaxGate, **PARTS),
     "shared_bottom": lambda: SharedBottom(SPEC, **PARTS),
     "single_task": lambda: SingleTask(SPEC, **PARTS),
 }
@@ -129,6 +133,8 @@ def test_unknown_tasks_are_named() -> None:
     [
         *(partial(MMoE, num_experts=3, gate=SoftmaxGate), SharedBottom, SingleTask),
         partial(PLE, num_experts=3, num_own=1, num_levels=2, gate=SoftmaxGate),
+        partial(AdaTT, num_own=1, num_shared=0, num_levels=2, gate=SoftmaxGate),
+        partial(STEM, num_own=1, num_shared=1, gate=SoftmaxGate),
     ],
 )
 def test_a_prediction_depends_on_its_own_row_alone(make: partial[nn.Module] | type) -> None:

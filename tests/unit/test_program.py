@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, GumbelMatrixGate, Permutation, SoftmaxGate, TopKGate
+from mtl.networks.adatt import AdaTT
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
@@ -21,6 +22,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.networks.routed import RoutedNetwork
+from mtl.networks.stem import STEM
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 from mtl.use.program import Readable, export, exportable, made_up, save, save_onnx
@@ -46,6 +48,10 @@ def ple(gate: Any, static: bool) -> PLE:
     return PLE(ROWS, 3, 1, 2, partial(bottom_for, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
 
 
+def adatt(gate: Any, static: bool) -> AdaTT:
+    return AdaTT(ROWS, 2, 1, 2, partial(bottom_for, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
+
+
 def routed() -> RoutedNetwork:
     layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 4}] * 2
     gate = partial(GumbelMatrixGate, initial_probability=0.5)
@@ -64,6 +70,9 @@ NETWORKS: dict[str, tuple[DataSpec, Callable[[], nn.Module]]] = {
     "images": (IMAGES, lambda: mixture(IMAGES, partial(CometGate, k=1), CONV)),
     "ple": (ROWS, lambda: ple(CometGate, False)),
     "ple static": (ROWS, lambda: ple(TopKGate, True)),
+    "adatt": (ROWS, lambda: adatt(CometGate, False)),
+    "adatt static": (ROWS, lambda: adatt(TopKGate, True)),
+    "stem": (ROWS, lambda: STEM(ROWS, 1, 1, partial(bottom_for, embedding_dim=4), DENSE, CometGate, Heads)),
     "routed": (ROWS, routed),
     "tokens": (TEXTS, lambda: text(gate=CometGate)),
     "sentences": (TEXTS, lambda: text(gate=TopKGate, route="sentence")),

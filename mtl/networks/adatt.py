@@ -1,0 +1,122 @@
+"""AdaTT: tasks that learn which experts of other tasks to add to their own (Li et al. 2023, arXiv 2304.04959)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtl.experts.base import Experts
+from mtl.experts.dispatch import Execution
+from mtl.gates.base import Gate
+from mtl.networks.cgc import OwnedExperts
+from mtl.networks.heads import Heads, SumHeads, wanted_tasks
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.networks.ple import Levels
+from mtl.options import Count, CountOrZero, validated
+from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
+
+
+class FusionGate(Gate):
+    """The weights of a level of AdaTT: those of a gate over all experts plus fixed ones of the unit's own experts.
+
+    ``fusion``: the gate of U units, one for each task and perhaps one shared, over all E experts. Unit u owns the
+    ``counts[u]`` experts from the sum of the counts before it. ``native [U, E]``, 0 for others' experts, is learnt from
+    U(-c^-1/2, c^-1/2) for c own experts, and 1 if every unit has one. With ``own_inputs``, x holds an input of each
+    unit one after another, ``[B, units D]``; otherwise all read the same ``x [B, D]``.
+    """
+
+    sums_to_one = False
+    owned: Tensor
+
+    def __init__(self, fusion: Gate, counts: Sequence[int], own_inputs: int) -> None:
+        width = fusion.input_dim and fusion.input_dim * (own_inputs or 1)
+        super().__init__(fusion.num_tasks, fusion.num_experts, width)
+        self.fusion, self.own_inputs, self.reads_inputs = fusion, own_inputs, fusion.reads_inputs
+        owners = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        owned = torch.arange(fusion.num_tasks)[:, None] == owners  # [U, E]
+        self.register_buffer("owned", owned, persistent=False)
+        learnt = max(counts) > 1
+        bounds = owned.sum(1, keepdim=True).clamp(min=1).rsqrt()
+        native = (2 * torch.rand(owned.shape) - 1) * bounds if learnt else torch.ones(owned.shape)
+        self.native = nn.Parameter(native, requires_grad=learnt)
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        units = slice(None) if tasks is None else tasks
+        if x is not None and self.own_inputs:
+            each = x.view(len(x), self.own_inputs, x.shape[1] // self.own_inputs)
+            x = each[:, : self.num_tasks][:, units]
+        routing = self.fusion(x, inputs, tasks)
+        own = self.native[units] * self.owned[units]
+        return replace(routing, weights=routing.weights + own.to(routing.weights.dtype), tasks=None)
+
+    def needed(self, selectors: Tensor | None) -> float:
+        return self.fusion.needed(selectors)
+
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        return {**self.fusion.task_parameters(), self.native: range(self.num_tasks)}
+
+
+class AdaTT(nn.Module):
+    """Bottom, ``num_levels`` levels of experts, one head per task.
+
+    In each level a task has ``num_own`` experts, and there are ``num_shared`` of all tasks. The mixture of a task is
+    that of all experts by its gate, plus its own experts with weights that do not depend on the example
+    (``FusionGate``). The experts and the gate of a task read its mixture of the level below; the shared experts are
+    fused like those of a task. All of the first level reads the bottom's output. For the other options see ``MMoE``.
+    """
+
+    @validated
+    def __init__(
+        self,
+        spec: DataSpec,
+        num_own: Count,
+        num_shared: CountOrZero,
+        num_levels: Count,
+        bottom: Callable[..., nn.Module],
+        experts: Callable[..., Experts],
+        gate: Callable[..., Gate],
+        heads: Callable[..., Heads | SumHeads],
+        upper_experts: Callable[..., Experts] | None = None,
+        static_gate: bool = False,
+        execution: Execution = "auto",
+    ) -> None:
+        super().__init__()
+        self.tasks = list(spec.tasks)
+        self.bottom = bottom(inputs=spec.inputs)
+        shape: Any = self.bottom.output_dim  # D, or (C, H, W)
+        counts = [num_own] * len(self.tasks) + [num_shared] * (num_shared > 0)
+        self.levels = Levels()
+        for number in range(num_levels):
+            upper, last = number > 0, number == num_levels - 1
+            make = upper_experts if upper and upper_experts else experts
+            parts = [make(num_experts=count, input_dim=shape) for count in counts]
+            owned = OwnedExperts(parts, range(len(counts)))
+            units = len(self.tasks) if last else len(counts)
+            width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
+            fusion = gate(num_tasks=units, num_experts=sum(counts), input_dim=width, inputs=spec.inputs)
+            fused = FusionGate(fusion, counts, len(counts) if upper else 0)
+            seen = (len(counts), shape) if upper else shape
+            layer = MixtureOfExperts(seen, units, sum(counts), fused, owned, static_gate, execution=execution)
+            self.levels.append(layer)
+            shape = owned.output_dim
+        self.heads = heads(tasks=self.tasks, input_dim=shape)
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        wanted = wanted_tasks(self.tasks, tasks)
+        x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
+        routings: dict[str, Routing] = {}
+        for number, level in enumerate(self.levels):
+            last = number == len(self.levels) - 1  # the levels below compute the mixtures of all units, [B, U, H]
+            x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
+        return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings), representation=x)
+
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """Return the parameters that single tasks reach: heads, and the gates of the last level."""
+        last: Any = self.levels[-1]
+        return self.heads.task_parameters() | last.gate.task_parameters()
