@@ -62,7 +62,8 @@ def in_words(model: Any, frame: pl.DataFrame, found: pl.DataFrame, tasks: Sequen
     for row in range(len(frame)):
         for task in tasks:
             largest = found.filter(row=row, task=task.name).head(MOST)
-            parts = [f"{column} {frame[column][row]}: {effect:+.3g}" for _, _, column, effect in largest.iter_rows()]
+            cells = {name: "missing" if frame[name][row] is None else frame[name][row] for name in largest["column"]}
+            parts = [f"{name} {cells[name]}: {effect:+.3g}" for _, _, name, effect in largest.iter_rows()]
             shown = {"row": row + 1, "task": task.name, "prediction": predictions[main_column(task)][row]}
             if task.kind == "binary":
                 shown["prediction"] = f"{shown['prediction']} ({predictions[f'{task.name}_probability'][row]:.3g})"

@@ -71,7 +71,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert table["broken"] == ["0 of 1", "- (0/1)", "-", "- (0/1)"]
     assert "<strong>+19 [5, 32]</strong>" in page
     assert "Welch's t test, bold if it excludes 0; 2 comparisons, not corrected" in page
-    assert page.count("is worse by 19 % [5, 32]; 2 undecided.") == 1
+    assert page.count("is worse by 19 % [5, 32]; 2 are undecided.") == 1
     assert page.index("is worse by 19 %") < page.index("<table")
     assert "1 of 6 runs have not finished:" in page
     assert "Published, but no run has it: test other." in page
