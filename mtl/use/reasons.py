@@ -10,6 +10,7 @@ import polars as pl
 
 from mtl.checks import require
 from mtl.predictions import class_names, main_column
+from mtl.runs.console import tracked
 from mtl.types import TaskSpec
 
 MOST = 3  # effects of a row and task that are shown
@@ -32,7 +33,7 @@ def reasons(
     names, rows = [task.name for task in tasks], np.arange(len(frame))
     before = model.predict(frame, names, where=where)
     found = [pl.DataFrame(schema=REASONS)]
-    for column in model.columns:  # each row with each cell
+    for column in tracked(model.columns, "replacing cells"):  # each row with each cell
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)
         for task in tasks:
