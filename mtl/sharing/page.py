@@ -101,7 +101,8 @@ def _matrices(found: Comparison, affinity: np.ndarray) -> list[Table]:
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
-    tables = [_matrix(title, found.tasks, affinity, note)]
+    others = np.where(np.eye(len(affinity), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
+    tables = [_matrix(title, found.tasks, others, note)]
     if found.pairs:
         tables.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains))
     return tables
