@@ -15,8 +15,9 @@ from mtl.runs.commands import near, program
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
 FIRST = 10  # rows that mtl predict and explain print without -o
 EFFECTS = (
-    "Effect of a cell: the prediction (of classes: the probability of yes, or of the class) minus its mean with the\n"
-    "cells of {} other rows in this place. Experts: number:weight."
+    "Effect of a cell: the prediction (of classes: the probability of yes, or of the\n"
+    "class) minus its mean with the cells of {} other rows in this place.\n"
+    "Experts: number:weight."
 )
 DRIFTED = 3  # exit code of mtl drift if the rows have changed; errors exit with 1 or 2
 
@@ -252,7 +253,7 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         header = ("task", "parameters", "of", "flops", "of", "largest difference")
         table = Table(header, rows, "parameters and FLOPs per sample that each task keeps")
         Console(width=None if sys.stdout.isatty() else 120).print(table)
-        print(folder)
+        print(near(folder))
 
 
 def neurons(arguments: Sequence[str] | None = None) -> None:

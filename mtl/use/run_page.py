@@ -110,7 +110,7 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
 
 
 def _sentence(task: str, metric: str, results: Results) -> str:
-    """Return the main metric of a task, and whether it is better than those of the other models."""
+    """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
     name, higher = f"{task}/{metric}", higher_is_better(metric)
     own, found = results.test.get(name), dict[str, list[str]]()
     for model, values in results.baselines.items():
@@ -119,7 +119,7 @@ def _sentence(task: str, metric: str, results: Results) -> str:
             word = "equal to" if own == theirs else "better than" if (own > theirs) == higher else "worse than"
             found.setdefault(word, []).append(f"{model} ({number(theirs)})")
     parts = [f"{word} {' and '.join(models)}" for word, models in found.items()]
-    return ", ".join([f"{task}: {metric} {number(own)}", *parts])
+    return f"{task}: {metric} {number(own)}{', on these test rows ' if parts else ''}{', '.join(parts)}"
 
 
 def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame]) -> Tested:

@@ -286,7 +286,9 @@ def test_reasons_are_printed_with_prediction_and_experts(
     model.save(tmp_path / "model.ckpt")
     visits(30, seed=1).write_csv(tmp_path / "rows.csv")
     explain_command([str(tmp_path / "model.ckpt"), str(tmp_path / "rows.csv"), "--tasks", "minutes", "--device", "cpu"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " minutes " in line]
+    out = capsys.readouterr().out
+    assert "its mean with the cells of 20 other rows" in " ".join(out.split())
+    lines = [line.split() for line in out.splitlines() if " minutes " in line]
     assert [words[0] for words in lines] == [str(row) for row in range(1, 11)]
 
 
