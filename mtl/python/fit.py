@@ -79,9 +79,9 @@ def fit(
     by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
 
     The run writes into ``folder``, which must be new, and at its end ``report.html`` unless ``report=False``; without
-    a folder, no file is left. ``resume``: the folder of a run
-    that was stopped or killed, which goes on with the same rows and tasks as if it had not been; options that are not
-    given are those of the run. ``progress`` shows a bar. After Ctrl-C, the best state so far is tested and returned.
+    a folder, no file is left. ``resume``: the folder of a run that was stopped or killed, which goes on with the same
+    rows and tasks as if it had not been; options that are not given are those of the run. ``progress`` shows a bar.
+    After Ctrl-C, the best state so far is tested and returned.
     The result equals that of ``mtl train data=table`` with the same options to the last bit. Raises InputError, a
     ValueError, for wrong input.
     """
