@@ -58,6 +58,11 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     return "---\nhide: [toc]\n---\n" + "\n\n".join(parts), pictures  # the width is for code and tables
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Give the verdicts on claims their colours."""
+    return re.sub(r"<td>(?=(?:<strong>)?(holds|contradicted)<)", r'<td class="\1">', html)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links between files of the repository into links between pages."""
     uri = page.file.src_uri

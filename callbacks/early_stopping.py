@@ -50,8 +50,12 @@ class EarlyStop(Watcher, EarlyStopping):  # type: ignore[misc]  # Watcher's moni
             return
         before = trainer.should_stop
         super().on_train_epoch_end(trainer, pl_module)
-        if trainer.should_stop and not before and self.stopping_reason_message:
-            log.info("early stopping: %s", self.stopping_reason_message.removesuffix(" Signaling Trainer to stop."))
+        reason = self.stopping_reason_message
+        if trainer.should_stop and not before and reason:
+            if "did not improve" in reason:
+                epochs = f"{self.wait_count} epoch{'s' * (self.wait_count != 1)}"
+                reason = f"{self.monitor} has not improved for {epochs}; its best is {float(self.best_score):.4g}"
+            log.info("early stopping: %s", reason.removesuffix(" Signaling Trainer to stop."))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})  # a resumed run may get another patience

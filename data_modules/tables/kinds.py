@@ -146,8 +146,9 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
         form = only(found, name, parse_cells, first)
         if found.share < 1.0 and given.on_bad == "error":
             bad = first(lambda cells: cells.is_not_null() & parse_cells(cells, form).is_null())
+            unread = round((1 - found.share) * filled)
             raise InputError(
-                f"{bad} is not {expected(form)}, but most of the column is. "
+                f"{bad} is not {expected(form)}, but most of the column is; {unread:,} of {filled:,} cells are not. "
                 f"Correct it, or set data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
             )
         return form, found.parsed

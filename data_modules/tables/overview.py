@@ -82,7 +82,8 @@ def table_of(
     for number, column in enumerate(columns):
         why = [
             column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
-            f"as in {column.form}" if column.form else "",
+            f"also a {'number' if column.kind == 'categorical' else 'category'}" if column.repeats else "",
+            _form(column, sample[column.name]),
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
         if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
@@ -100,6 +101,12 @@ def table_of(
     if hidden:
         table.add_row(f"... {hidden:,} more")
     return table
+
+
+def _form(column: ColumnLearner, cells: pl.Series) -> str:
+    """Return how the dates or numbers of a column are written, if not in the standard way."""
+    both = column.kind == "date" and parse_dates(cells).count()
+    return f"as in {column.form}{' and yyyy-mm-dd' if both else ''}" if column.form else ""
 
 
 def examples(cells: pl.Series) -> str:

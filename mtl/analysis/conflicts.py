@@ -57,11 +57,15 @@ def draw(table: pl.DataFrame) -> Figure:
     means = by_layer.group_by("step", "layer", maintain_order=True).agg(pl.mean("value")).rename({"layer": "name"})
     _lines(layers, means, "mean cosine, by layer")
     values = 100 * matrix(table, "affinity", tasks)
+    np.fill_diagonal(values, np.nan)  # of a task to itself, which says nothing about sharing and hides the others
     largest = np.nanmax(np.abs(values), initial=1e-12)
     image = affinity.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
     affinity.set_xticks(range(len(tasks)), names, rotation=90 if len(tasks) > 3 else 0, fontsize=8)
     affinity.set_yticks(range(len(tasks)), names, fontsize=8)
     affinity.set(title="affinity: fall of the column's loss\nby a step for the row's task, %")
+    for (row, column), value in np.ndenumerate(values if len(tasks) <= 8 else values[:0]):
+        ink = "black" if abs(value) < 0.6 * largest else "white"
+        affinity.text(column, row, f"{value:.2g}" if np.isfinite(value) else "", ha="center", va="center", color=ink)
     figure.colorbar(image, ax=affinity)
     return figure
 
@@ -69,10 +73,10 @@ def draw(table: pl.DataFrame) -> Figure:
 def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
     groups = list(points.group_by("name", maintain_order=True))
     for index, ((name,), line) in enumerate(groups[:MOST]):
-        style = {"marker": ".", "markersize": 3, "linewidth": 1, **look(index)}
+        style = {"marker": ".", "markersize": 3 if len(line) > 1 else 9, "linewidth": 1, **look(index)}
         axes.plot(line["step"], line["value"], label=unformatted(str(name)), **style)
     more = f", first {MOST} of {len(groups)}" if len(groups) > MOST else ""
     axes.set(title=f"{title}{more}", xlabel="training step")
     axes.grid(alpha=0.25)
     if groups:
-        axes.legend(fontsize=6)
+        axes.legend(fontsize=8 if len(groups) <= 6 else 6)

@@ -74,7 +74,7 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
         axes.hlines(edges[0], -0.5, matrix.shape[1] - 0.5, colors="white", linewidths=0.6)
         axes.vlines(edges[1], -0.5, len(tasks) - 0.5, colors="white", linewidths=0.6)
     figure.supxlabel("component", fontsize=9)
-    figure.suptitle("Which components each task uses (dark)", fontsize=11)
+    figure.suptitle("Which components each task uses (blue)", fontsize=11)
     return figure
 
 

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with print_logs():
             content = suggest_column_options(given.file, given.labels, name, given.out)
         write_text(out, content)
-        print(f"\n{out}: these options, to edit. Train with them:")
+        first = "Once the cell above is dealt with, train" if "\n  # " in content else "Train"
+        print(f"\n{out}: these options, to edit. {first} with them:")
         print(shlex.join([*program(), "--config-dir", str(given.out), f"data={name}"]))
 
 

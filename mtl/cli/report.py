@@ -49,6 +49,7 @@ def finished(given: Sequence[str]) -> Path | None:
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool) -> None:
     """Write the page of one finished run, and print its metrics."""
+    print(f"{run}: predicting the test rows again for the page; a few seconds, more for many columns", flush=True)
     from mtl.use.run_page import write_run_page
 
     sections = write_run_page(run, trust, curves=curves)

@@ -8,7 +8,7 @@ paper hold. ``show=true`` writes the report of what there is. The tables are in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import hydra
@@ -37,13 +37,20 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], lis
     return names[0], cfg, others, own
 
 
-def listed() -> list[str]:
-    """Return lines with the name of each table and the purpose that its file opens with."""
-    lines = ["Tables and figures, as in mtl reproduce dselect_k_static scale=laptop:", ""]
+def listed() -> Iterator[str]:
+    """Yield lines with the name of each table, the purpose that its file opens with, and its number of runs."""
+    from mtl.paper.definition import SMOKE, read
+
+    yield from ("Tables and figures, as in mtl reproduce dselect_k_static scale=laptop:", "")
     for path in sorted((CONF / "paper").glob("*.yaml")):
         purpose = path.read_text().splitlines()[1].removeprefix("# ").partition(" Example: ")[0]
-        lines += described(path.stem, purpose)
-    return lines
+        cfg, counts = configuration([path.stem])[1], list[tuple[int, str]]()
+        for scale in (SMOKE, *cfg.scales):
+            cfg.scale = scale
+            counts.append((read(cfg, path.stem, []).count, scale))
+        cost = ", ".join(f"{scale} {count:,}" for count, scale in sorted(counts))
+        yield from described(path.stem, f"{purpose} Runs: {cost}.")
+    yield from ("", f"scale={SMOKE} trains each row for 10 batches. Each run ends with the time left.")
 
 
 def run(words: Sequence[str]) -> None:
@@ -51,7 +58,9 @@ def run(words: Sequence[str]) -> None:
     from mtl.paper.command import reproduce
 
     if not words:
-        return print("\n".join(listed()))
+        for line in listed():
+            print(line, flush=True)
+        return
     name, cfg, others, own = configuration(words)
     reproduce(cfg, name, others, first_run, PROGRAM, own)
 

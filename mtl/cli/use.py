@@ -10,10 +10,15 @@ from typing import Any
 
 from mtl import __version__
 from mtl.cli.errors import as_one_message
-from mtl.runs.commands import program
+from mtl.runs.commands import near, program
 
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
 FIRST = 10  # rows that mtl predict and explain print without -o
+EFFECTS = (
+    "Effect of a cell: the prediction (of classes: the probability of yes, or of the\n"
+    "class) minus its mean with the cells of {} other rows in this place.\n"
+    "Experts: number:weight."
+)
 DRIFTED = 3  # exit code of mtl drift if the rows have changed; errors exit with 1 or 2
 
 
@@ -146,7 +151,9 @@ def explain(arguments: Sequence[str] | None = None) -> None:
         shown = frame if given.out else frame[:FIRST]
         found = model.reasons(shown, given.tasks, reference, given.samples, given.seed, str(given.rows))
         if given.out is None:
-            return show(in_words(model, shown, found, model.tasks_named(given.tasks)))
+            show(in_words(model, shown, found, model.tasks_named(given.tasks)), wrap=True)
+            print(EFFECTS.format(given.samples))
+            return
         write_table(given, found, f"effects of {found['column'].n_unique()} columns on {len(shown):,} rows")
 
 
@@ -206,12 +213,12 @@ def export(arguments: Sequence[str] | None = None) -> None:
         given = read_given(parser, arguments)
         from mtl.use.export import export_run
 
-        folder = given.out or beside(given.run, "exported")
+        folder = Path(near(given.out or beside(given.run, "exported")))
         report = export_run(given.run, folder, given.onnx, given.trust)
         for file, value in report["differences"].items():
             print(f"{folder / file}: differs from the network by at most {value:.1e} on random rows")
         if report["dense"]:
-            print(f"compute all experts, since the gate depends on the example: {', '.join(report['dense'])}")
+            print(f"all experts are computed in {', '.join(report['dense'])}, since the gate depends on the example")
         print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
 
 
@@ -224,7 +231,7 @@ def card(arguments: Sequence[str] | None = None) -> None:
 
         folder = given.out or beside(given.run, "card")
         write_card(beside(given.run, ""), folder, given.trust)
-        print(f"{folder}: {', '.join(FILES)}")
+        print(f"{near(folder)}: {', '.join(FILES)}; mtl.load({near(folder)!r}) reads it")
 
 
 def prune(arguments: Sequence[str] | None = None) -> None:
@@ -246,7 +253,7 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         header = ("task", "parameters", "of", "flops", "of", "largest difference")
         table = Table(header, rows, "parameters and FLOPs per sample that each task keeps")
         Console(width=None if sys.stdout.isatty() else 120).print(table)
-        print(folder)
+        print(near(folder))
 
 
 def neurons(arguments: Sequence[str] | None = None) -> None:

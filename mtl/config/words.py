@@ -44,10 +44,17 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
 
 
 def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``values``, by option, and those of ``options``. Raises InputError for an option that is in both."""
-    if twice := [option for option in options or {} if option in values]:
+    """Return ``values``, by option, and those of ``options``. Raises InputError for an option that is in both.
+
+    ``{"optimizer": {"lr": 3e-4}}`` is ``{"optimizer.lr": 3e-4}``.
+    """
+    further: dict[str, Any] = {}
+    for option, value in (options or {}).items():
+        inside = isinstance(value, Mapping) and "." not in option
+        further |= {f"{option}.{name}": one for name, one in value.items()} if inside else {option: value}
+    if twice := [option for option in further if option in values]:
         raise InputError(f"{twice[0]} is given twice: by a keyword and in options; give it once")
-    return {**values, **(options or {})}
+    return {**values, **further}
 
 
 def word(option: str, value: Any, is_group: bool = False) -> str | None:

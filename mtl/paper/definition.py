@@ -27,6 +27,11 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
     "topk+": "top-k+",
 }
 
+SMOKE = "smoke"  # a scale that every file has: its laptop scale without a search, one run of each row, and in a run:
+TEN_BATCHES = [
+    f"trainer.{name}" for name in ("max_epochs=1", *(f"limit_{at}_batches=10" for at in ("train", "val", "test")))
+]
+
 # '{GROUP}', '{GROUP/GATE}' or '{/GATE}' in a quoted path: that row's run folder; a part left out is this row's own
 REFERENCE = re.compile(r"\{(\w*)(?:/([\w+]+))?\}(?=/)")
 
@@ -237,6 +242,12 @@ class Paper:
         )
         return [[pair for key, pair in self.known.items() if levels.get(key) == n] for n in range(last + 1)]
 
+    @property
+    def count(self) -> int:
+        """The number of runs, with those of searches."""
+        searched = sum(bool(self.space_of(*pair)) for pair in self.pairs())
+        return searched * self.scale.n_trials + len(self.pairs()) * (self.scale.seeds or 0)
+
     def published(self) -> dict[str, dict[str, dict[str, tuple[float, float | None]]]]:
         """Return the published (mean, standard error or None) in our units, by group, gate and column."""
 
@@ -287,7 +298,15 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     file's. Raises InputError for a wrong option.
     """
     file: File = valid(File, OmegaConf.to_container(cfg, resolve=True), "")
-    require(file.scale in file.scales, f"scale={file.scale}: {name} has {', '.join(file.scales)}")
+    small = {
+        "seeds": 1,
+        "best": None,
+        "n_trials": 0,
+        "note": "one run of each row, of 10 batches: only to see that it works",
+    }
+    scales = {**file.scales, SMOKE: file.scales["laptop"].model_copy(update=small)}
+    require(file.scale in scales, f"scale={file.scale}: {name} has {', '.join(scales)}")
+    words = [*(TEN_BATCHES if file.scale == SMOKE else ()), *words]
     tables: Mapping[str, object] = {**file.groups, **file.tables}
     used: list[tuple[str, str, Mapping[str, object]]] = [("claims", claim.group, tables) for claim in file.claims]
     used += [("claims", gate, file.gates) for claim in file.claims for gate in (claim.gate, *claim.than)]
@@ -306,7 +325,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     unknown = set(only) - {*file.groups, *file.gates}
     have = f"the groups {', '.join(file.groups)}; gates {', '.join(file.gates)}"
     require(not unknown, f"only={file.only}: {name} has {have}")
-    scale = file.scales[file.scale]
+    scale = scales[file.scale]
     shared = [*file.fixed, *scale.fixed]
     groups = {
         key: Part(key, name_of(key, part), [*shared, *(part.fixed or [])], part.space, gates=part.gates)

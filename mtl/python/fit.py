@@ -78,9 +78,10 @@ def fit(
     ``network="shared_bottom"`` or ``ignore=["id"]``: see ``mtl.config.words.options_of``. ``options`` takes all options
     by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
 
-    The run writes into ``folder``, which must be new; without one, no file is left. ``resume``: the folder of a run
-    that was stopped or killed, which goes on with the same rows and tasks as if it had not been; options that are not
-    given are those of the run. ``progress`` shows a bar. After Ctrl-C, the best state so far is tested and returned.
+    The run writes into ``folder``, which must be new, and at its end ``report.html`` unless ``report=False``; without
+    a folder, no file is left. ``resume``: the folder of a run that was stopped or killed, which goes on with the same
+    rows and tasks as if it had not been; options that are not given are those of the run. ``progress`` shows a bar.
+    After Ctrl-C, the best state so far is tested and returned.
     The result equals that of ``mtl train data=table`` with the same options to the last bit. Raises InputError, a
     ValueError, for wrong input.
     """
@@ -107,7 +108,7 @@ def fit(
         values["data.split"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = with_options(values, options)
-    unseen = UNSEEN if folder is None and resume is None else {}
+    unseen = {} if resume is not None else UNSEEN if folder is None else {"report": True}
     values = unseen | {"callbacks.progress": None} | values
     values = escaped(plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}

@@ -20,7 +20,8 @@ from mtl.files.records import LONGEST, own_file
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
-_SIZE = (7.2, 4.8)  # inches of the panel and its labels, without the legend
+_SIZE = (5.6, 3.6)  # inches of the panel and its labels, without the legend; two stand side by side in a page
+_BELOW = 66  # characters of names in a line of the legend
 _LINE, _LINES = 32, 6  # characters per line, and lines, of a label in the legend
 _FAR = 20
 _FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands, which are fainter if there are many
@@ -94,7 +95,7 @@ def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> 
 
 
 def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Figure:
-    """Draw curves with their bands in one panel; the legend beside it needs ``savefig(bbox_inches="tight")``.
+    """Draw curves with their bands in one panel; the legend below it needs ``savefig(bbox_inches="tight")``.
 
     ``window``: as in ``curves_of``, for the title.
     """
@@ -121,7 +122,9 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
     text: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
-    axes.legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **text)
+    longest = max(len(line) for each in axes.get_legend_handles_labels()[1] for line in each.split("\n"))
+    columns = min(settings, max(1, _BELOW // (longest + 8)))  # with room for the line
+    axes.legend(title=title, loc="upper left", bbox_to_anchor=(0, -0.19), borderaxespad=0, ncols=columns, **text)
     return figure
 
 

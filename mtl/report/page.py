@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -20,6 +21,7 @@ from mtl.files.tables import Table, bullets
 from mtl.report.settings import Settings
 
 _DPI = 120  # of figures in a page
+_VERDICT = re.compile(r"<td>(?=(?:<strong>)?(holds|contradicted)<)")  # a cell that is a verdict gets its colour
 _BRACKETS = "In brackets: 95 % intervals."
 
 
@@ -116,7 +118,7 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
     reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
     reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
     template = Template(Path(__file__).with_name("page.html").read_text())
-    body = reader.render(text)
+    body = _VERDICT.sub(r'<td class="\1">', reader.render(text))
     if folded:
         body += f"<details><summary>{escape(printable(summary))}</summary>\n{reader.render(folded)}</details>"
     return template.substitute(title=escape(printable(title)), body=body)

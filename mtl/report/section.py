@@ -155,7 +155,7 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
         curves, missing = curves_of(pairs, metric, window)
         notes += [f"No curve: {missing[0]}."] if metric in windows and len(missing) == len(pairs) else []
         if not curves.is_empty():
-            caption = f"{metric} over training, at the steps that all runs have"
+            caption = f"{metric} over training{', at the steps that all runs have' if len(pairs) > 1 else ''}"
             caption += f", mean of the latest {window} steps" if window > 1 else ""
             found.append(picture(draw(curves, runs.heading, metric, window), caption))
     return found, notes

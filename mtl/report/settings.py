@@ -124,7 +124,8 @@ class Settings:
                     f"{len(own)} are {outcome} (most {most}, {by})" if own[1:] else f"{most} is {outcome} {by}"
                 )
         if parts:
-            parts += [f"{left} undecided"] if left else []
+            open_ = [name for name in self.runs if name != self.reference and self.outcome(name) not in DECIDED]
+            parts += [f"{open_[0]} is undecided" if left == 1 else f"{left} are undecided"] if left else []
         else:
             best = max(self.gains, key=lambda name: self.gains[name].mean)
             sign = 1 if self.quantities[0].higher else -1

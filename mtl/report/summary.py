@@ -29,7 +29,8 @@ def write_report(
     ``made``: how the numbers were made, for the end of the page, as ``heading`` says it.
     """
     table = pl.concat([each.table for each in runs], how="diagonal_relaxed")
-    end = f"{bullets(made)}\n* All runs, with all of their numbers: [{CSV}]({CSV})"
+    whole = "The run, with all of its numbers" if len(table) == 1 else "All runs, with all of their numbers"
+    end = f"{bullets(made)}\n* {whole}: [{CSV}]({CSV})"
     pictures = linked(sections, "picture", every=True)
     write_text(target / CSV, table.write_csv())
     write_text(target / MARKDOWN, write_page(title, sections, end=f"## {MADE}\n\n{end}"))

@@ -6,8 +6,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO, TypeVar
+
+Step = TypeVar("Step")
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -76,3 +78,12 @@ def make_lasting() -> None:
         if not isinstance(stream, LastingStream):
             stream = LastingStream(stream)
         setattr(sys, name, stream)
+
+
+def tracked(steps: Sequence[Step], what: str) -> Iterable[Step]:
+    """Yield ``steps``, on a terminal beside a bar that says ``what`` is done and how long it will take."""
+    from rich.console import Console  # what --help needs not
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(steps, what, console=console, transient=True, disable=not console.is_terminal)

@@ -143,7 +143,8 @@ def print_results(
         console.print(_sharing(record))
     timing = "" if record["seconds_per_epoch"] is None else f" of {record['seconds_per_epoch']:.2g} s"
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
-    console.print(f"{epochs}{timing}, {_experts(test)}{record['parameters']:,} parameters, seed {record['seed']}")
+    trained = f"{epochs}{timing}, " if record["epochs"] else ""  # none of mtl evaluate
+    console.print(f"{trained}{_experts(test)}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"{folder}/", soft_wrap=True)
     console.print(f"  {RESULTS:<12}  all numbers of the test", style="dim")
     if any(folder.glob("routing/*.png")):

@@ -15,6 +15,7 @@ from mtl.report.statistics import (
     Values,
     difference,
     holm,
+    number_text,
     runs_to_decide,
     summarise,
 )
@@ -87,7 +88,8 @@ class Gain:
     def __str__(self) -> str:
         if self.found is None:
             return "undefined"
-        return f"{self.found.mean:+.2g} %" + ("" if self.found.error is None else f" ± {self.found.error:.2g}")
+        error = "" if self.found.error is None else f" ± {number_text(self.found.error, 2)}"
+        return f"{number_text(self.found.mean, 2, '+')} %{error}"
 
 
 def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[Gain]:

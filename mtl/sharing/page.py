@@ -18,7 +18,7 @@ from mtl.files.writing import write_json
 from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.statistics import DELTA, p_text
+from mtl.report.statistics import DELTA, number_text, p_text
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
@@ -101,7 +101,8 @@ def _matrices(found: Comparison, affinity: np.ndarray) -> list[Table]:
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
-    tables = [_matrix(title, found.tasks, affinity, note)]
+    others = np.where(np.eye(len(affinity), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
+    tables = [_matrix(title, found.tasks, others, note)]
     if found.pairs:
         tables.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains))
     return tables
@@ -115,7 +116,7 @@ def _choice(gains: Sequence[Gain]) -> Table:
 def _table(gains: Sequence[Gain]) -> Table:
     rows = []
     for each in gains:
-        ends = "[{:+.2g}, {:+.2g}]".format(*each.interval) if each.interval else "-"
+        ends = f"[{', '.join(number_text(end, 2, '+') for end in each.interval)}]" if each.interval else "-"
         p = "-" if each.p is None else p_text(each.p)
         rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
     header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]

@@ -140,13 +140,16 @@ def table_file(out: Path) -> Iterator[Write]:
             pl.scan_parquet(parts, glob=False).sink_parquet(file)
 
 
-def show(table: pl.DataFrame, width: int | None = None) -> None:
-    """Print a table of predictions; if it is wider than ``width`` (None: the console's), one row after the other."""
+def show(table: pl.DataFrame, width: int | None = None, wrap: bool = False) -> None:
+    """Print a table of predictions; if it is wider than ``width`` (None: the console's), one row after the other.
+
+    ``wrap``: let long cells take several lines instead.
+    """
     table = table.rename(printable)
     rows = [["" if value is None else printable(format_cell(value)) for value in row] for row in table.iter_rows()]
     width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
     columns = [max(map(len, cells)) for cells in zip(table.columns, *rows, strict=True)]
-    if sum(columns) + 3 * len(columns) + 1 > width:
+    if not wrap and sum(columns) + 3 * len(columns) + 1 > width:
         longest = max(map(len, table.columns))
         for number, row in enumerate(rows, start=1):
             print(f"row {number}")

@@ -10,6 +10,7 @@ import polars as pl
 
 from mtl.checks import require
 from mtl.predictions import class_names, main_column
+from mtl.runs.console import tracked
 from mtl.types import TaskSpec
 
 MOST = 3  # effects of a row and task that are shown
@@ -32,7 +33,7 @@ def reasons(
     names, rows = [task.name for task in tasks], np.arange(len(frame))
     before = model.predict(frame, names, where=where)
     found = [pl.DataFrame(schema=REASONS)]
-    for column in model.columns:  # each row with each cell
+    for column in tracked(model.columns, "replacing cells"):  # each row with each cell
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)
         for task in tasks:
@@ -62,7 +63,8 @@ def in_words(model: Any, frame: pl.DataFrame, found: pl.DataFrame, tasks: Sequen
     for row in range(len(frame)):
         for task in tasks:
             largest = found.filter(row=row, task=task.name).head(MOST)
-            parts = [f"{column} {frame[column][row]}: {effect:+.3g}" for _, _, column, effect in largest.iter_rows()]
+            cells = {name: "missing" if frame[name][row] is None else frame[name][row] for name in largest["column"]}
+            parts = [f"{name} {cells[name]}: {effect:+.3g}" for _, _, name, effect in largest.iter_rows()]
             shown = {"row": row + 1, "task": task.name, "prediction": predictions[main_column(task)][row]}
             if task.kind == "binary":
                 shown["prediction"] = f"{shown['prediction']} ({predictions[f'{task.name}_probability'][row]:.3g})"

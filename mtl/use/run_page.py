@@ -18,6 +18,7 @@ from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.data_modules.split_rows import SplitRows
 from mtl.data_modules.tables.columns import FILE, named
+from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table, bullets
 from mtl.predictions import class_names, readable
 from mtl.report.curves import courses_by_epoch
@@ -70,7 +71,9 @@ def write_run_page(
         tested = _tested(folder, trust, frames or {})
         notes += tested.changes
     except (InputError, OSError) as error:
-        notes.append(f"The test rows cannot be read again, so what needs them is left out: {first_line(error)}")
+        memory = read_json(folder / COMMAND).get("rows")  # of mtl.fit, whose page has all
+        why = "they were in memory" if memory else first_line(error)
+        notes.append(f"The test rows cannot be read again, so what needs them is left out: {why}")
     tasks = list(results.main_metrics)
     if len(tasks) > MOST_TASKS:
         notes.append(f"Pictures and rows are those of the first {MOST_TASKS} of {len(tasks)} tasks.")
@@ -107,7 +110,7 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
 
 
 def _sentence(task: str, metric: str, results: Results) -> str:
-    """Return the main metric of a task, and whether it is better than those of the other models."""
+    """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
     name, higher = f"{task}/{metric}", higher_is_better(metric)
     own, found = results.test.get(name), dict[str, list[str]]()
     for model, values in results.baselines.items():
@@ -116,7 +119,7 @@ def _sentence(task: str, metric: str, results: Results) -> str:
             word = "equal to" if own == theirs else "better than" if (own > theirs) == higher else "worse than"
             found.setdefault(word, []).append(f"{model} ({number(theirs)})")
     parts = [f"{word} {' and '.join(models)}" for word, models in found.items()]
-    return ", ".join([f"{task}: {metric} {number(own)}", *parts])
+    return f"{task}: {metric} {number(own)}{', on these test rows ' if parts else ''}{', '.join(parts)}"
 
 
 def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame]) -> Tested:

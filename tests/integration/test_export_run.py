@@ -31,7 +31,7 @@ def test_program_gives_the_predictions_of_the_model(
     checkpoint, out = trained / "checkpoints" / "best.ckpt", tmp_path / "out"
     main([str(checkpoint), "--out", str(out)])
     shown = capsys.readouterr().out
-    assert "compute all experts, since the gate depends on the example: mixture" in shown
+    assert "all experts are computed in mixture, since the gate depends on the example" in shown
     model, rows = mtl.load(checkpoint, device="cpu"), visits()[300:320]
     found = torch.export.load(out / "model.pt2").module()(model.encode(rows))
     expected = model.predict(rows)

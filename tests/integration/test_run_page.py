@@ -98,12 +98,13 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     assert headings == ["How good it is", "Losses by epoch", "Experts by task", "Costs"]
     printed = capsys.readouterr().out
     assert "Train longer." in printed
-    assert (
-        "The test rows cannot be read again, so what needs them is left out: data.test_path=test: no such file"
-        in printed
-    )
+    gone = "The test rows cannot be read again, so what needs them is left out"
+    assert f"{gone}: they were in memory" in printed
     assert "the run has not logged val/nothing" in printed
     assert r"\begin{tabular}" in (run / "summary.tex").read_text()
+    (run / "command.json").unlink()  # as if they had been in a file
+    main([str(run)])
+    assert f"{gone}: data.test_path=test: no such file" in capsys.readouterr().out
     (run / "results.json").write_text("{")  # damaged
     main([str(run)])
     assert "1 of 1 runs have not finished" in capsys.readouterr().out

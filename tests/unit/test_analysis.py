@@ -169,6 +169,16 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_affinities_show_other_tasks_with_their_values() -> None:
+    """A task's own affinity is far larger: it would set the colours of all."""
+    values = {("a", "a"): 0.5, ("a", "b"): 0.01, ("b", "a"): -0.002, ("b", "b"): 0.7}
+    rows = [(1, "affinity", "all", *pair, value) for pair, value in values.items()]
+    [image] = draw(as_table(rows)).axes[3].images
+    assert np.allclose(image.get_array().filled(np.nan), [[np.nan, 1.0], [-0.2, np.nan]], equal_nan=True)
+    assert image.get_clim() == (-1.0, 1.0)
+    assert [text.get_text() for text in image.axes.texts] == ["", "1", "-0.2", ""]
+
+
 def tally(weights: Tensor) -> Tally:
     found = Tally(len(weights))
     found.add(Routing(weights), 4)

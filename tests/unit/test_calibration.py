@@ -44,7 +44,8 @@ TASKS: dict[str, Any] = {
     "price": {"kind": "regression", "loss": "quantile", "transform": "log"},
 }
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
-QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "options": SMALL, "lr": 0.02}
+QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "options": SMALL}
+QUICK["lr"] = 0.02
 
 
 def drawn(rows: int = 1500, seed: int = 0) -> tuple[Any, Any, Any]:

@@ -120,3 +120,22 @@ def test_names_of_columns_are_never_interpolations_or_other_yaml(
         OmegaConf.resolve(cfg)  # as a run does
     check(cfg)
     assert not Path("made").exists()
+
+
+def test_mixed_cells_are_counted_and_what_is_advised_works_beside_the_written_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    days = [f"2024-03-{day:02}" if day % 2 else f"{day:02}.04.2024" for day in range(1, 29)] * 15
+    table: dict[str, Any] = {"day": days, "level": [row % 40 for row in range(420)], "y": [0, 1, 1, 0, 1] * 84}
+    table |= {"leak": ["ab"[y] for y in table["y"]], "height": [f"{row / 7:.2f}" for row in range(417)] + ["n/a"] * 3}
+    pl.DataFrame(table).write_csv("t.csv")
+    words = " ".join(columns(capsys, "t.csv", "y").split())
+    assert "as in dd.mm.yyyy and yyyy-mm-dd" in words
+    assert "whole numbers that repeat; also a category" in words
+    assert "row 418: 'n/a' is not a number, but most of the column is; 3 of 420 cells are not" in words
+    assert "Once the cell above is dealt with, train with them:" in words
+    found = accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=t", "data.ignore=[leak,height]"])
+    data = build_data(found)
+    data.setup()
+    assert sorted(data.row_encoder.columns) == ["day", "level"]

@@ -28,6 +28,7 @@ from sklearn.model_selection import GridSearchCV
 import mtl
 from mtl import memory
 from mtl.checks import InputError
+from mtl.cli.report import main as report
 from mtl.cli.run import run
 from mtl.cli.train import read_start
 from mtl.cli.use import explain as explain_command
@@ -42,7 +43,7 @@ from tests.integration.helpers import compose_small, resume_small
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
 ZONE = timezone(timedelta(hours=2))
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
-QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "options": SMALL}
+QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "options": SMALL}
 
 
 def visits(rows: int = 200, seed: int = 0) -> pl.DataFrame:
@@ -218,6 +219,18 @@ def test_patterns_stand_for_columns(tmp_path: Path) -> None:
         mtl.fit(frame, {"gnre_*": "binary"}, **QUICK)
 
 
+def test_a_run_in_a_folder_has_its_page_and_options_of_sections(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**SMALL, "data": {"on_bad": "missing"}, "optimizer": {"lr": 0.02}}
+    mtl.fit(visits(), TASKS, folder=tmp_path / "run", **QUICK | {"report": True, "options": options})
+    words = read_json(tmp_path / "run" / "command.json")["overrides"]
+    assert {"data.on_bad", "optimizer.lr", "report"} <= {word.partition("=")[0] for word in words}
+    assert "Where it is wrong" in (tmp_path / "run" / "report.html").read_text()
+    report([str(tmp_path / "run")])
+    assert "cannot be read again, so what needs them is left out: they were in memory" in capsys.readouterr().out
+
+
 def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
     """Shuffled ages harm the regression more than other columns do; nothing but its own column is shuffled."""
     found = model.importance(visits(300, seed=1), repeats=3)
@@ -273,7 +286,9 @@ def test_reasons_are_printed_with_prediction_and_experts(
     model.save(tmp_path / "model.ckpt")
     visits(30, seed=1).write_csv(tmp_path / "rows.csv")
     explain_command([str(tmp_path / "model.ckpt"), str(tmp_path / "rows.csv"), "--tasks", "minutes", "--device", "cpu"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " minutes " in line]
+    out = capsys.readouterr().out
+    assert "its mean with the cells of 20 other rows" in " ".join(out.split())
+    lines = [line.split() for line in out.splitlines() if " minutes " in line]
     assert [words[0] for words in lines] == [str(row) for row in range(1, 11)]
 
 
@@ -458,8 +473,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "folder that interpolates": ({"folder": "${x}"}, r"folder=\$\{x\}: must be a path without \$\{"),
     "options": ({"options": [1]}, r"options=\[1\]: must be a dict of options and values"),
     "options and keyword": (
-        {"recipe": "table", "options": {"recipe": {"dropout": 0.3}}},
-        "recipe is given twice: by a keyword and in options",
+        {"max_epochs": 2, "options": {"trainer": {"max_epochs": 3}}},
+        "trainer.max_epochs is given twice: by a keyword and in options",
     ),
     "config_dir": ({"config_dir": "nothing"}, "config_dir=nothing: no such folder"),
     "resume": ({"resume": "nothing"}, "checkpoint nothing: no such file"),

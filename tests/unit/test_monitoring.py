@@ -163,7 +163,7 @@ def test_early_stopping_says_why_and_takes_a_new_patience(tmp_path: Path, caplog
     caplog.set_level(logging.INFO)
     trainer = fit([0.1, 0.2, 0.3, 0.4], [EarlyStop(patience=2), LastCheckpoint(str(tmp_path))])
     assert trainer.current_epoch == 3
-    assert "early stopping: Monitored metric val/loss did not improve in the last 2 records" in caplog.text
+    assert "early stopping: val/loss has not improved for 2 epochs; its best is " in caplog.text
     trainer = fit(
         [0.4] * 9, [EarlyStop(patience=5), LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=9
     )

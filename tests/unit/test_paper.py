@@ -47,7 +47,7 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
     text = path.read_text()
     assert text.startswith("# @package _global_\n# ")
     assert f"Example: mtl reproduce {path.stem}" in text.splitlines()[1]
-    for scale in ("paper", "laptop"):
+    for scale in ("paper", "laptop", "smoke"):
         found = paper(path.stem, scale=scale)
         assert all((found.file.title, found.file.source, found.scale.note))
         assert all(found.waves())
@@ -58,6 +58,7 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
             own = found.definition(group, gate, chosen=None if searched else [])  # a search has the words of the runs
             values = {key: end(d, first=False) for key, d in distributions(own.space).items()}
             assert accepted([*own.words, *words(values)]).monitor.startswith("val/")
+    assert found.count == len(pairs)  # one run of each at the last scale
 
 
 def test_runs_and_their_words() -> None:
@@ -76,6 +77,15 @@ def test_runs_and_their_words() -> None:
     assert "data.max_rows=3000" in search.words
     assert "data.max_rows=3000" in runs.words
     assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
+
+
+def test_numbers_of_runs_and_those_of_ten_batches() -> None:
+    counts = {scale: paper("dselect_k_static", scale=scale).count for scale in ("smoke", "laptop", "paper")}
+    assert counts == {"smoke": 16, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
+    assert paper("comet_digits", scale="paper").count == 6 * 500  # the rows are the best of them
+    found = paper("comet_movielens", scale="smoke", options=["trainer.limit_train_batches=2"])
+    words = found.definition(*found.pairs()[0], chosen=[]).words
+    assert {"trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_test_batches=10"} <= {*words}
 
 
 def test_what_a_scale_fixes_is_not_searched() -> None:

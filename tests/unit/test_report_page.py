@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from mtl.checks import InputError
 from mtl.files.literals import markdown, plain
-from mtl.files.tables import Table
+from mtl.files.tables import Bold, Table
 from mtl.report.page import html as html_of
 from mtl.report.page import linked, picture, write_page
 from mtl.report.runs import read_named_runs
@@ -71,10 +71,20 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert table["broken"] == ["0 of 1", "- (0/1)", "-", "- (0/1)"]
     assert "<strong>+19 [5, 32]</strong>" in page
     assert "Welch's t test, bold if it excludes 0; 2 comparisons, not corrected" in page
-    assert page.count("is worse by 19 % [5, 32]; 2 undecided.") == 1
+    assert page.count("is worse by 19 % [5, 32]; 2 are undecided.") == 1
     assert page.index("is worse by 19 %") < page.index("<table")
     assert "1 of 6 runs have not finished:" in page
     assert "Published, but no run has it: test other." in page
+
+
+def test_verdicts_have_colours_and_no_other_text_has() -> None:
+    page = html_of(
+        "", Table(["claim", "verdict"], [["holds water", Bold("contradicted")], ["b", "holds"]]).markdown(), {}
+    )
+    assert re.findall(r'<td class="(\w+)">(.*?)</td>', page) == [
+        ("contradicted", "<strong>contradicted</strong>"),
+        ("holds", "holds"),
+    ]
 
 
 MARKUP = [

@@ -160,7 +160,7 @@ def test_sentence_says_who_is_better_by_how_much_and_the_table_marks_it() -> Non
     )
     assert found.sentence() == (
         f"loss against A: B is better by {change_text(better, ' %', '')}; "
-        f"C is worse by {change_text(worse.times(-1), ' %', '')}; 1 undecided."
+        f"C is worse by {change_text(worse.times(-1), ' %', '')}; D is undecided."
     )
     rows = {row[0]: row[2] for row in found.table().rows}
     assert list(rows) == ["B", "A", "D", "C"]  # the smallest loss first

@@ -54,6 +54,8 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     assert lines[1] == "comet: test loss 0.5000 (best.ckpt)"
     assert [lines[2].split(), lines[4].split()] == [["task", "metric", "network"], ["click", "auroc", "-"]]
     assert "1 epoch of 1.3 s, each task uses 2 experts, 840,574 parameters, seed 3" in lines
+    of_evaluate = RECORD | {"epochs": 0, "seconds_per_epoch": None}
+    assert "\neach task uses 2 experts, 840,574 parameters, seed 3\n" in printed(of_evaluate, tmp_path, capsys)
     assert f"{tmp_path}/" in lines
     assert not any("flops" in line for line in lines)
     shares = {f"expert_share/click/{number}": 0.125 for number in range(8)} | {"experts_per_sample": 1.76}

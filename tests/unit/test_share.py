@@ -87,6 +87,7 @@ def test_verdicts() -> None:
     many = replace(gain(1.2, 0.5, 0.06), comparisons=16)
     assert many.advice.startswith("17 seeds")  # ((2.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 12.5, and 2.96^2 / 2 = 4.4
     assert gain(0.01, 0.5, 0.9).advice == "over 100 seeds needed"
+    assert str(gain(-152.3, 59.4, 0.2)) == "-152 % ± 59"
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.5, 3.0])
