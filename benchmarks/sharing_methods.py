@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from typing import Any
 
 import matplotlib as mpl
@@ -268,7 +269,8 @@ def main() -> None:
         for table in given.tables
         for contender in given.contenders
     ]
-    with ProcessPoolExecutor(given.jobs) as pool, OUT.open("a", newline="") as file:
+    spawned = get_context("spawn")  # a fork would inherit the locks of polars' threads
+    with ProcessPoolExecutor(given.jobs, spawned) as pool, OUT.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if not rows:
             writer.writeheader()

@@ -86,8 +86,12 @@ def run(
             distributed.destroy_process_group()
     if cfg.get("report") and not cfg.evaluate and resolvers.is_first():
         folder = Path(cfg.paths.run_dir)
-        write_run_page(folder, cfg.get("trust") or (), python.frames if python else {})
-        log.info("%s: how good the network is, and where it is wrong", folder / PAGE)
+        try:
+            write_run_page(folder, cfg.get("trust") or (), python.frames if python else {})
+        except Exception as error:  # the run has ended well, and mtl report can write its page later
+            log.warning("no page of the run: %s", error)
+        else:
+            log.info("%s: how good the network is, and where it is wrong", folder / PAGE)
     return best
 
 

@@ -16,10 +16,10 @@ Progress = Mapping[str, Mapping[str, float]]  # of each task, see EpochReport
 
 def advice(record: Mapping[str, Any], progress: Progress) -> list[str]:
     """Return what the ``record`` of a run and the ``progress`` of its tasks suggest, at most three sentences."""
-    return [*_over_fitting(progress), *_other_epochs(record["validation"], progress), *_constant(record)]
+    return [*_over_fitting(record, progress), *_other_epochs(record["validation"], progress), *_constant(record)]
 
 
-def _over_fitting(progress: Progress) -> list[str]:
+def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
     found = {
         task: seen
         for task, seen in progress.items()
@@ -29,9 +29,13 @@ def _over_fitting(progress: Progress) -> list[str]:
         return []
     first = int(min(seen["epoch"] for seen in found.values())) + 1
     losses = losses_of({task: (seen["val"], seen["later_val"]) for task, seen in found.items()}, "then")
+    rows = record["data"]["rows"].get("train", 0)
+    if isinstance(rows, dict):  # by task
+        rows = sum(rows.values())
+    size = f"; {record['parameters'] / rows:,.0f} parameters for each training row" if rows else ""
     return [
         f"Over-fitting from epoch {first}: the validation loss rises ({losses}) while the training loss falls. Try a "
-        "smaller network (recipe.expert_units) or more recipe.dropout."
+        f"smaller network (recipe.expert_units{size}) or more recipe.dropout."
     ]
 
 

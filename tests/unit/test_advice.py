@@ -25,6 +25,8 @@ RECORD: dict[str, Any] = {
     "test": {"a/auroc": 0.8, "b/mse": 1.0},
     "validation": {"a/loss": 0.5, "b/loss": 0.5},
     "baselines": {"constant": {"a/auroc": 0.5, "b/mse": 2.0}},
+    "parameters": 24_000,
+    "data": {"rows": {"train": 20}},
 }
 
 
@@ -38,6 +40,9 @@ def test_no_advice_without_a_measured_reason() -> None:
 def test_advice_names_tasks_and_numbers() -> None:
     [over] = advice(RECORD, {"a": FINE, "b": FINE | {"later_val": 0.6}})
     assert over.startswith("Over-fitting from epoch 4: the validation loss rises (b 0.5, then 0.6)")
+    assert "Try a smaller network (recipe.expert_units; 1,200 parameters for each training row)" in over
+    [over] = advice({**RECORD, "data": {"rows": {"train": {"a": 5, "b": 15}}}}, {"b": FINE | {"later_val": 0.6}})
+    assert "1,200 parameters for each training row" in over
     [apart] = advice(RECORD, {"a": FINE, "b": FINE | {"val": 0.4, "later_val": 0.4}})
     assert apart.startswith("Not at their best in the tested epoch: b 0.4, tested 0.5,")
     record = {**RECORD, "test": {"a/auroc": 0.504, "b/mse": 2.1}}
