@@ -177,7 +177,8 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
 
 def _share(table: pl.DataFrame, pattern: str) -> float:
     """Return the share of the cells that contain ``pattern``; 0 without cells."""
-    return (table["value"].str.contains(pattern) * table["count"]).sum() / max(1, int(table["count"].sum()))
+    found = (table["value"].str.contains(pattern) * table["count"]).sum()
+    return float(found) / max(1, int(table["count"].sum()))
 
 
 def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
