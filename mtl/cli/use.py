@@ -272,12 +272,20 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
     parser.add_argument("--interval", type=float, metavar="LEVEL", help=INTERVAL)
     parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with its own network; default 1")
     with as_one_message():
         given = read_given(parser, arguments)
-        from mtl.use.serve import prepare
+        from mtl.options import Count, valid
+        from mtl.use.serve import PROTOCOL, prepare, serve_in_workers
 
-        app, protocol, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms, given.interval)
-    (server or run)(app, host=given.host, port=given.port, access_log=False, http=protocol)
+        valid(Count, given.workers, "--workers")
+        prepared = {name: getattr(given, name) for name in ("trust", "max_batch", "max_wait_ms", "interval")}
+        app, run = prepare(given.run, **prepared)
+    listening = {"host": given.host, "port": given.port, "access_log": False, "http": PROTOCOL}
+    if given.workers > 1:
+        serve_in_workers(server or run, given.workers, {"path": given.run, **prepared}, **listening)
+    else:
+        (server or run)(app, **listening)
 
 
 def names(text: str) -> list[str]:
