@@ -246,7 +246,7 @@ class Measured:
         self.seconds = Histogram("mtl_answer_seconds", seconds, buckets=BUCKETS, registry=self.own)
         text = "Cells that the training rows say little about, by kind and column"
         self.unusual = Counter("mtl_unusual_cells", text, ["kind", "column"], registry=self.own)
-        self.counted = Counts()
+        self.counted = Counts[tuple[str, str]]()
 
     def answered(self, rows: int, seconds: float) -> None:
         self.requests.labels(200).inc()
@@ -264,7 +264,7 @@ class Measured:
         if METRICS not in os.environ:
             return generate_latest(self.own)
         every = CollectorRegistry()
-        MultiProcessCollector(every)
+        MultiProcessCollector(every)  # type: ignore[no-untyped-call]
         return generate_latest(every)
 
 
