@@ -1,10 +1,11 @@
 """Go on with yesterday's network, or train anew each day: ``python benchmarks/daily.py``.
 
-The ratings of MovieLens 100K in the order of their times. The first 60 % train the first network. Then eight steps of
-4 % each: "anew" trains on all ratings before the step, "continued" on the latest 4 % from the weights of the step
-before (``start_from``), "careful" too, but with a tenth of the learning rate and for 3 epochs at most, and "first"
-stays as it is. Each predicts the 4 % that follow; a random tenth of the rows of a training chooses its epoch. The means
-at the end are of the last four steps, since the options of "careful" were chosen on the first four.
+The ratings of MovieLens 100K, or 1M (``--data data/ml-1m``), in the order of their times. The first 60 % train the
+first network. Then eight steps of 4 % each: "anew" trains on all ratings before the step, "continued" on the latest 4 %
+from the weights of the step before (``start_from``), "careful" too, but with a tenth of the learning rate and for 3
+epochs at most, and "first" stays as it is. Each predicts the 4 % that follow; a random tenth of the rows of a training
+chooses its epoch and calibrates its probabilities, and "before" is without the calibration. The means at the end are of
+the last four steps, since the options of "careful" were chosen on the first four.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,16 @@ from new_users import ratings
 import mtl
 
 STEPS, CHOSEN, FIRST, SHARE = 8, 4, 0.6, 0.04
-TASKS = {"liked": {"kind": "binary", "metrics": ["logloss", "auroc"]}, "rating": "regression"}
+LIKED = ["logloss", "auroc", "gauc", "normalised_entropy", "calibration_ratio"]
+TASKS = {"liked": {"kind": "binary", "metrics": LIKED}, "rating": "regression"}
 CAREFUL = {"lr": 1e-4, "max_epochs": 3}
-METRICS = ("liked/logloss", "liked/auroc", "rating/mse")
+CALIBRATED = ("logloss", "normalised_entropy", "calibration_ratio")
 
 
 def trained(way: str, rows: pl.DataFrame, ends: list[int], step: int, folder: Path, seed: int) -> Any:
     """Return the network that predicts the rows after ``step``; ``folder`` has the runs of earlier steps."""
-    options: dict[str, Any] = {"data.categorical": ["user", "item"], "baseline": "none"}
+    options: dict[str, Any] = {"data.categorical": ["user", "item"], "data.group_column": "user", "baseline": "none"}
+    options["calibrate"] = True
     common = {"seed": seed, "accelerator": "cpu", "progress": False, "options": options}
     if step == 0:
         return mtl.fit(rows[: ends[0]], TASKS, folder=folder / "0", **common)
@@ -42,6 +46,14 @@ def trained(way: str, rows: pl.DataFrame, ends: list[int], step: int, folder: Pa
     before = folder / ("0" if step == 1 else f"{step - 1} {way}")
     own = common | {"folder": folder / f"{step} {way}", "start_from": str(before)}
     return mtl.fit(rows[ends[step - 1] : ends[step]], TASKS, **own, **(CAREFUL if way == "careful" else {}))
+
+
+def tested(model: Any, rows: pl.DataFrame) -> dict[str, float]:
+    """Return the metrics of ``rows``, and those without calibration."""
+    raw = replace(model, spec=replace(model.spec, tasks=[replace(task, calibration=None) for task in model.spec.tasks]))
+    found, before = model.evaluate(rows), raw.evaluate(rows)
+    values = {name: found[f"liked/{name}"] for name in LIKED} | {"mse": found["rating/mse"]}
+    return values | {f"{name} before": before[f"liked/{name}"] for name in CALIBRATED}
 
 
 def main() -> None:
@@ -60,8 +72,7 @@ def main() -> None:
                 start = time.process_time()
                 model = trained(way, rows, ends, step, Path(folder), seed)
                 seconds = time.process_time() - start
-                metrics = model.evaluate(rows[ends[step] : ends[step + 1]])
-                values = {name: metrics[name] for name in METRICS} | {"CPU seconds": seconds}
+                values = tested(model, rows[ends[step] : ends[step + 1]]) | {"CPU seconds": seconds}
                 print(f"seed {seed}, step {step}, {way}: {shown(values)}", flush=True)
                 found[way] += [values] if step > CHOSEN else []
     for way, each in found.items():

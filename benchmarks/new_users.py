@@ -16,16 +16,25 @@ import polars as pl
 import torch
 
 import mtl
+from mtl.checks import require
 
 TASKS = {"liked": "binary", "rating": "regression"}
 
 
 def ratings(folder: Path) -> pl.DataFrame:
-    names = ["user", "item", "rating", "time"]
-    rows = pl.read_csv(folder / "u.data", separator="\t", has_header=False, new_columns=names).sort("time")
-    about = ["user", "age", "gender", "job", "zip"]
-    users = pl.read_csv(folder / "u.user", separator="|", has_header=False, new_columns=about).drop("zip")
-    rows = rows.join(users, on="user", how="left", maintain_order="left").drop("time")
+    """Return the ratings of MovieLens 100K or 1M in the order of their times, with what is known of the users."""
+    large = (folder / "ratings.dat").exists()  # of 1M
+    about = ["user", "gender", "age", "job", "zip"] if large else ["user", "age", "gender", "job", "zip"]
+
+    def read(file: str, separator: str, names: list[str]) -> pl.DataFrame:
+        table = pl.read_csv(folder / file, separator=separator, has_header=False, infer_schema_length=None)
+        table = table[:, :: 2 if large else 1]  # the second sign of "::" makes an empty column
+        return table.rename(dict(zip(table.columns, names, strict=True)))
+
+    rows = read(*(("ratings.dat", ":") if large else ("u.data", "\t")), ["user", "item", "rating", "time"])
+    require(rows["time"].n_unique() > 1, f"{folder}: all ratings have the same time")
+    users = read(*(("users.dat", ":") if large else ("u.user", "|")), about).drop("zip")
+    rows = rows.sort("time").join(users, on="user", how="left", maintain_order="left").drop("time")
     return rows.with_columns(liked=(pl.col("rating") >= 4).cast(int))
 
 

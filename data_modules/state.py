@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, first_line
+from mtl.files.cloud import CloudPath
 from mtl.options import options_of, valid
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
-from .files.reading import files_of, regular_size
+from .files.reading import cloud_rows, files_of, regular_size
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors
@@ -83,8 +85,13 @@ def fingerprint(path: Path) -> dict[str, Any]:
     """Return the name of a file, a folder or a pattern, the bytes and the number of its files, and a SHA-256 digest.
 
     The digest covers the contents of the files (evenly spaced samples and the end of each if together they have more
-    than ``WHOLE`` bytes), and the names of several files, but not of one. Raises InputError if one cannot be read.
+    than ``WHOLE`` bytes), and the names of several files, but not of one. Of files in the cloud, it covers their names
+    and numbers of rows, and the size is that number. Raises InputError if one cannot be read.
     """
+    if isinstance(path, CloudPath):
+        rows = cloud_rows(path)
+        found = {"name": path.name, "size": sum(rows.values()), "files": len(rows)}
+        return found | {"sha256": hashlib.sha256(json.dumps(rows).encode()).hexdigest()}
     files, digest = files_of(path), hashlib.sha256()
     sizes = [regular_size(file) for file in files]
     for file, size in zip(files, sizes, strict=True):
@@ -111,6 +118,7 @@ def changes(
         elif key not in before:
             found[key] = f"{key}={sources[key]} was not given"
         elif before[key]["sha256"] != now[key]["sha256"]:
-            new, old = (f"{one[key]['size']:,} bytes in {one[key]['files']} files" for one in (now, before))
+            unit = "rows" if isinstance(sources[key], CloudPath) else "bytes"
+            new, old = (f"{one[key]['size']:,} {unit} in {one[key]['files']} files" for one in (now, before))
             found[key] = f"{key}={sources[key]} has changed ({new}, before {old})"
     return found

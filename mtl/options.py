@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from typing_extensions import is_typeddict
 
 from mtl.checks import InputError, format_value, in_one_line, suggestion
+from mtl.files.cloud import path_of
 from mtl.files.literals import CONTROL, unescaped
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
@@ -57,7 +58,7 @@ def _path(value: Any) -> Any:
     if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
         raise ValueError("must be a path")
     try:
-        expanded = Path(unescaped(str(value))).expanduser()
+        expanded = path_of(unescaped(str(value))).expanduser()
     except RuntimeError as error:
         raise ValueError("must be a path; there is no such user") from error
     return expanded

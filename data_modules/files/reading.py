@@ -1,4 +1,4 @@
-"""Read local files, with clear errors if one is missing, not a regular file, unreadable, damaged or too large."""
+"""Read files, with clear errors if one is missing, not a regular file, unreadable, damaged or too large."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from pathlib import Path
 import polars as pl
 
 from mtl.checks import InputError, first_line, require
+from mtl.files.cloud import CloudPath
+
+from .cloud import problem, rows_of
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
@@ -25,12 +28,14 @@ PATTERN = "*?["  # a path that does not exist and contains one of these is a pat
 
 
 def regular_size(path: Path, option: str = "") -> int:
-    """Return the size of the file ``path`` in bytes.
+    """Return the size of the file ``path`` in bytes; of one in the cloud 1, since reading it will show what is wrong.
 
     Raises InputError if it is missing, a folder, or a pipe or device, which might be endless; ``option`` is the option
     that names the file in messages.
     """
     here = f"{option}={path}" if option else str(path)
+    if isinstance(path, CloudPath):
+        return 1
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -48,11 +53,17 @@ def files_of(path: Path, option: str = "") -> list[Path]:
     """Return the regular files that ``path`` stands for, sorted by name.
 
     ``path`` is a file; a folder, which stands for its files with one of the ``SUFFIXES``, except hidden ones; or a
-    pattern such as ``visits/*.parquet``. ``option`` is the option that names the files in messages. Raises InputError
-    if there is no file, or if formats differ.
+    pattern such as ``visits/*.parquet``; of one in the cloud, files without rows are left out. ``option`` is the option
+    that names the files in messages. Raises InputError if there is no file, or if formats differ.
     """
     here = f"{option}={path}" if option else str(path)
-    if os.path.isdir(path):
+    if isinstance(path, CloudPath):
+        require(
+            path.name.endswith(SUFFIXES), f"{here}: in the cloud, give a file or a pattern, as in s3://NAME/*.parquet"
+        )
+        found: list[Path] = [*map(CloudPath, cloud_rows(path))] if is_pattern(path) else [path]
+        require(bool(found), f"{here}: no file with rows matches this pattern")
+    elif os.path.isdir(path):
         found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
         found = [file for file in found if not file.name.startswith(".")]
         require(bool(found), f"{here} is a folder without tables ({', '.join(SUFFIXES)}): give a file, or their folder")
@@ -68,6 +79,12 @@ def files_of(path: Path, option: str = "") -> list[Path]:
         len(formats) < 2, f"{here}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv"
     )
     return found
+
+
+def cloud_rows(path: CloudPath) -> dict[str, int]:
+    """Return ``rows_of(path)``. Raises InputError."""
+    with parsing(path):
+        return rows_of(path)
 
 
 def is_several(path: Path) -> bool:
@@ -132,6 +149,8 @@ def parsing(file: Path, again: str = "") -> Iterator[None]:
     except InputError:
         raise
     except (Exception, pl.exceptions.PanicException) as error:
+        if isinstance(file, CloudPath):
+            raise InputError(f"{file}: {problem(error)}") from None
         why = quote(f"{type(error).__name__}: {first_line(error)}", 200)
         raise InputError(f"{file} is damaged ({why}). {again or repair(file)}") from None
 

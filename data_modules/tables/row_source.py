@@ -13,10 +13,12 @@ from typing import Any
 import polars as pl
 
 from mtl.checks import InputError, first_line, format_value, require
+from mtl.files.cloud import CloudPath, path_of
 from mtl.files.literals import CONTROL
 from mtl.types import ROW
 
 from ..files.cache import versions
+from ..files.cloud import scan
 from ..files.reading import MEMORY, SUFFIXES, files_of, parsing, quote, read_bytes, read_gzip, regular_size
 from .columns import FILE
 
@@ -43,9 +45,10 @@ class RowSource:
     """The rows of one or several files with the same columns, one file after the other, or of a DataFrame.
 
     ``tables``: the rows of each file by its name in messages. ``from_text``: whether they were text files, whose cells
-    are all texts or null. ``stamps``: size and time of each file that is read anew for each block. ``here`` names all
-    files in messages. Numbers may differ in type between files: all have the type that holds each of them. ``origin``:
-    columns of the tables that name the file and the number of each row, if one table has the rows of several files.
+    are all texts or null. ``stamps``: size and time of each file that is read anew for each block; () in the cloud.
+    ``here`` names all files in messages. Numbers may differ in type between files: all have the type that holds each of
+    them. ``origin``: columns of the tables that name the file and the number of each row, if one table has the rows of
+    several files.
     """
 
     here: str
@@ -73,8 +76,8 @@ class RowSource:
         if files[0].suffix != PARQUET:
             texts = {str(file): read_text(file, separator, null_values).lazy() for file in files}
             return RowSource(here, texts, from_text=True)
-        scans = {str(file): pl.scan_parquet(file, glob=False, hive_partitioning=False) for file in files}
-        return RowSource(here, scans, from_text=False, stamps={str(file): versions(file) for file in files})
+        stamps = {str(file): () if isinstance(file, CloudPath) else versions(file) for file in files}
+        return RowSource(here, {str(file): scan(file, glob=False) for file in files}, from_text=False, stamps=stamps)
 
     @staticmethod
     def one_file(path: Path, option: str = "", **reading: Any) -> RowSource:
@@ -132,7 +135,7 @@ class RowSource:
         """
         stamp = self.stamps.get(block.file)
         require(
-            stamp is None or (Path(block.file).exists() and versions(Path(block.file)) == stamp),
+            not stamp or (Path(block.file).exists() and versions(Path(block.file)) == stamp),
             f"{block.file} was changed, replaced or deleted while it was being read; it must stay as it is until the "
             "run ends",
         )
@@ -176,7 +179,7 @@ class RowSource:
         if file not in self.stamps:
             frame: pl.DataFrame = query(self.tables[file]).collect()
             return frame
-        with parsing(Path(file), "It must be a Parquet file, with a name of its own for each column"):
+        with parsing(path_of(file), "It must be a Parquet file, with a name of its own for each column"):
             frame = query(self.tables[file]).collect()
         return frame
 
@@ -186,7 +189,11 @@ def read_text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.D
 
     The cells of each row are counted, since polars fills short rows with nulls without an error.
     """
-    raw = read_gzip(path) if path.suffix == ".gz" else read_bytes(path)
+    if isinstance(path, CloudPath):
+        with parsing(path):
+            raw = "\n".join(scan(path, glob=False).collect()["line"]).encode()
+    else:
+        raw = read_gzip(path) if path.suffix == ".gz" else read_bytes(path)
     try:
         text = raw.decode("utf-8-sig").rstrip("\r\n")  # empty lines at the end are not rows
     except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mtl.cli.compose import CONF
 from mtl.cli.errors import as_one_message
+from mtl.files.cloud import path_of
 from mtl.runs.commands import program
 from mtl.runs.console import ConsoleHandler
 
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of columns, and write the options of a run on it."""
     text = "Show what the columns of a table are taken for, and write them as options to edit"
     parser = ArgumentParser(prog=" ".join(program("columns")), description=text)
-    parser.add_argument("file", metavar="FILE", type=Path, help="a CSV or Parquet file, or a folder or pattern of them")
+    table = "a CSV or Parquet file, or a folder or pattern of them"
+    parser.add_argument("file", metavar="FILE", type=path_of, help=table)
     parser.add_argument("labels", metavar="LABEL", nargs="*", help="the columns to predict; if none is given, the last")
     folder = "where to write data/NAME.yaml; default my_conf"
     parser.add_argument("-o", "--out", metavar="FOLDER", type=Path, default=Path("my_conf"), help=folder)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import NoReturn
 
 from mtl.checks import InputError, format_value, require
-from mtl.runs.commands import Line, without
+from mtl.runs.commands import Line, in_quotes, without
+
+CLOUD = re.compile(r"([\w.]+)=((?:s3|gs|hf)://[^'\"]+)")  # Hydra reads = in a value, as in day=*/*.csv, in quotes alone
 
 
 class _Parser(ArgumentParser):
@@ -38,5 +41,6 @@ def read_line(arguments: Sequence[str], name: str = "train") -> Line:
     if found.trust:
         words, trust = without(words, "trust")
         words.append(f"trust=[{','.join([*trust, *found.trust])}]")
+    words = [CLOUD.sub(lambda found: f"{found[1]}={in_quotes(found[2])}", word) for word in words]
     flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
     return Line(given=arguments, words=words, searched=[*searched, *paths], **flags)

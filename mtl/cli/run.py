@@ -14,7 +14,7 @@ from typing import Any
 import polars
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl import distributed, memory
 from mtl.callbacks.reports import EpochReport
@@ -29,6 +29,7 @@ from mtl.config.check import check
 from mtl.config.patterns import with_columns
 from mtl.config.resume import check_batches, config_to_load
 from mtl.config.teacher import read_teacher
+from mtl.files.literals import escaped
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
 from mtl.report.summary import PAGE
@@ -112,6 +113,9 @@ def _run(
         with_columns(cfg, python.frames["train"].columns if python and "train" in python.frames else None)
     # A resumed run has used it already
     source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None
+    if source is not None and cfg.data.get("path") and not cfg.data.get("tasks"):
+        with open_dict(cfg):
+            cfg.data.tasks = escaped(source.config(cfg.get("trust") or ())["data"].get("tasks") or {})
     build.check_options(cfg)
     teacher = read_teacher(cfg)
     ending.callback(torch.set_num_threads, torch.get_num_threads())

@@ -10,6 +10,7 @@ from typing import Any
 
 from mtl import __version__
 from mtl.cli.errors import as_one_message
+from mtl.files.cloud import path_of
 from mtl.runs.commands import near, program
 
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
@@ -48,7 +49,7 @@ def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Names
 
 def add_table(parser: ArgumentParser, rows: str) -> None:
     """Add the arguments of a command that makes a table from the rows of a file; ``rows`` describes that file."""
-    parser.add_argument("rows", type=Path, help=rows)
+    parser.add_argument("rows", type=path_of, help=rows)
     out = f"file to write: .csv, .tsv or .parquet; default: show the table, of rows the first {FIRST}"
     parser.add_argument("-o", "--out", type=Path, help=out)
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
@@ -86,7 +87,7 @@ def predict(arguments: Sequence[str] | None = None) -> None:
     """Write or show the predictions for the rows of a file."""
     parser = parser_of("predict", "Predict the rows of a file")
     columns = "a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"
-    parser.add_argument("rows", type=Path, help=columns)
+    parser.add_argument("rows", type=path_of, help=columns)
     parser.add_argument("-o", "--out", type=Path, help=f"file to write, in such a format; default: show {FIRST} rows")
     parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to predict; default all")
     kept = "columns of the rows to keep; default all, '' for none"
@@ -136,7 +137,7 @@ def explain(arguments: Sequence[str] | None = None) -> None:
     """Show or write which cells raise or lower the predictions of rows, and show the experts that they used."""
     parser = parser_of("explain", "Say which cells of a row raise or lower its predictions")
     add_table(parser, "a table with the columns of the training")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="the rows to compare with; default the same")
+    parser.add_argument("--reference", type=path_of, metavar="FILE", help="the rows to compare with; default the same")
     parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to explain; default all")
     parser.add_argument("--samples", type=int, default=20, help="other cells that a cell is compared with; default 20")
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default 0")
@@ -278,12 +279,20 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
     parser.add_argument("--interval", type=float, metavar="LEVEL", help=INTERVAL)
     parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with its own network; default 1")
     with as_one_message():
         given = read_given(parser, arguments)
-        from mtl.use.serve import prepare
+        from mtl.options import Count, valid
+        from mtl.use.serve import PROTOCOL, prepare, serve_in_workers
 
-        app, protocol, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms, given.interval)
-    (server or run)(app, host=given.host, port=given.port, access_log=False, http=protocol)
+        valid(Count, given.workers, "--workers")
+        prepared = {name: getattr(given, name) for name in ("trust", "max_batch", "max_wait_ms", "interval")}
+        app, run = prepare(given.run, **prepared)
+    listening = {"host": given.host, "port": given.port, "access_log": False, "http": PROTOCOL}
+    if given.workers > 1:
+        serve_in_workers(server or run, given.workers, {"path": given.run, **prepared}, **listening)
+    else:
+        (server or run)(app, **listening)
 
 
 def names(text: str) -> list[str]:

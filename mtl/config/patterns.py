@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl.checks import join_names, require
 from mtl.data_modules.tables.row_source import RowSource
+from mtl.files.cloud import path_of
 
 
 def with_columns(cfg: DictConfig, columns: Sequence[str] | None = None) -> None:
@@ -23,7 +23,7 @@ def with_columns(cfg: DictConfig, columns: Sequence[str] | None = None) -> None:
     if not isinstance(tasks, dict) or not any("*" in str(name) for name in tasks) or not cfg.data.get("path"):
         return
     if columns is None:
-        columns = RowSource.open(Path(cfg.data.path), "data.path", separator=cfg.data.get("separator")).columns
+        columns = RowSource.open(path_of(cfg.data.path), "data.path", separator=cfg.data.get("separator")).columns
     found: dict[str, Any] = {}
     for name, options in tasks.items():
         if "*" not in str(name) or name in columns:

@@ -14,18 +14,21 @@ import asyncio
 import html
 import json
 import logging
+import os
 import platform
 import queue
 import re
 import shlex
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections import Counter as Counts
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import polars as pl
@@ -47,6 +50,9 @@ PATIENCE = 30.0  # seconds that a client may take to send a request, and to read
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 WHERE = "the request"  # name of the rows in messages
 ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
+PROTOCOL = "mtl.use.serve:connection"
+WORKERS = "MTL_SERVE"  # the variable with the options of ``worker``
+METRICS = "PROMETHEUS_MULTIPROC_DIR"  # that prometheus_client reads: a folder that all processes count in
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can hold it, UTF-8 cannot
 
 
@@ -224,34 +230,42 @@ def page(about: Mapping[str, Any], address: str) -> str:
 
 
 class Measured:
-    """What GET /metrics shows: requests by status, rows, seconds of an answer, and unusual cells by column."""
+    """What GET /metrics shows: requests by status, rows, seconds of an answer, and unusual cells by column.
+
+    Of several processes, the sums.
+    """
 
     def __init__(self, predictor: Predictor) -> None:
         from prometheus_client import CollectorRegistry, Counter, Histogram
 
-        own, self.encoder = CollectorRegistry(), predictor.model.encoder
+        self.own, self.encoder = CollectorRegistry(), predictor.model.encoder
         status = "Requests to /predict, by the status of the answer"
-        self.requests = Counter("mtl_requests", status, ["status"], registry=own)
-        self.rows = Counter("mtl_rows", "Rows that were predicted", registry=own)
+        self.requests = Counter("mtl_requests", status, ["status"], registry=self.own)
+        self.rows = Counter("mtl_rows", "Rows that were predicted", registry=self.own)
         seconds = "From a read request to its answer"
-        self.seconds = Histogram("mtl_answer_seconds", seconds, buckets=BUCKETS, registry=own)
-        own.register(self)
-        self.registry = own
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily
-
+        self.seconds = Histogram("mtl_answer_seconds", seconds, buckets=BUCKETS, registry=self.own)
         text = "Cells that the training rows say little about, by kind and column"
-        family = CounterMetricFamily("mtl_unusual_cells", text, labels=["kind", "column"])
-        # A copy, since the predictor counts meanwhile
-        for (kind, column), count in sorted(dict(getattr(self.encoder, "unusual", {})).items()):
-            family.add_metric([kind, column], count)
-        yield family
+        self.unusual = Counter("mtl_unusual_cells", text, ["kind", "column"], registry=self.own)
+        self.counted = Counts[tuple[str, str]]()
+
+    def answered(self, rows: int, seconds: float) -> None:
+        self.requests.labels(200).inc()
+        self.rows.inc(rows)
+        self.seconds.observe(seconds)
+        now = Counts(dict(getattr(self.encoder, "unusual", {})))  # a copy, since the predictor counts meanwhile
+        for key in now:
+            self.unusual.labels(*key).inc(now[key] - self.counted[key])
+        self.counted = now
 
     def text(self) -> bytes:
-        from prometheus_client import generate_latest
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
 
-        return generate_latest(self.registry)
+        if METRICS not in os.environ:
+            return generate_latest(self.own)
+        every = CollectorRegistry()
+        MultiProcessCollector(every)  # type: ignore[no-untyped-call]
+        return generate_latest(every)
 
 
 def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
@@ -274,9 +288,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
         except fastapi.HTTPException as error:
             measured.requests.labels(error.status_code).inc()
             raise
-        measured.requests.labels(200).inc()
-        measured.rows.inc(len(request.rows))
-        measured.seconds.observe(time.perf_counter() - start)
+        measured.answered(len(request.rows), time.perf_counter() - start)
         return found
 
     async def answered(request: Request) -> dict[str, Any]:
@@ -308,6 +320,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
     return app
 
 
+@cache
 def protocol() -> Any:
     """Return uvicorn's protocol with time limits: the connection of a client that keeps it waiting is closed.
 
@@ -333,6 +346,11 @@ def protocol() -> Any:
     return Protocol
 
 
+def connection(**options: Any) -> Any:
+    """Return uvicorn's protocol of one connection; by its name, other processes find it."""
+    return protocol()(**options)
+
+
 def is_of_server(record: logging.LogRecord) -> bool:
     """Return whether a record of uvicorn's is no traceback of what a second Ctrl-C cut off: requests, the shutdown."""
     of_request = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
@@ -341,8 +359,8 @@ def is_of_server(record: logging.LogRecord) -> bool:
 
 def prepare(
     path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float, interval: float | None = None
-) -> tuple[Any, Any, Any]:
-    """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
+) -> tuple[Any, Any]:
+    """Return the application that serves the network of a run, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
     valid(NotNegative, max_wait_ms, "--max-wait-ms")
     require_packages("mtl serve", "serve", "fastapi", "uvicorn", "prometheus_client")
@@ -351,4 +369,18 @@ def prepare(
     logging.getLogger("uvicorn.error").addFilter(is_of_server)
     model = load(path, trust)
     app = application(Predictor(model, max_batch, max_wait_ms / 1000, interval=interval), describe(model, path))
-    return app, protocol(), uvicorn.run
+    return app, uvicorn.run
+
+
+def serve_in_workers(run: Any, workers: int, prepared: Mapping[str, Any], **options: Any) -> None:
+    """Serve in ``workers`` processes, each with its own network; ``prepared``: the arguments of ``prepare``."""
+    with TemporaryDirectory(prefix="mtl-serve-") as folder:
+        os.environ |= {METRICS: folder, WORKERS: json.dumps({"workers": workers, **prepared})}
+        run("mtl.use.serve:worker", factory=True, workers=workers, timeout_worker_healthcheck=60, **options)
+
+
+def worker() -> Any:
+    """Return the application of one of several processes, which share the threads of torch."""
+    given = json.loads(os.environ[WORKERS])
+    torch.set_num_threads(max(1, torch.get_num_threads() // given.pop("workers")))
+    return prepare(**given)[0]

@@ -8,8 +8,13 @@ import html
 import http.client
 import json
 import logging
+import os
+import pydoc
 import shlex
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -20,6 +25,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 import uvicorn
 from mtl.data_modules.tables.columns import CategoryEncoder, NumberEncoder
 from mtl.data_modules.tables.encoder import TableEncoder
@@ -34,6 +40,7 @@ from mtl.use import serve
 from mtl.use.serve import FullError, Predictor, application, describe, is_of_server, table
 from mtl.use.trained import TrainedModel
 from tests.integration.helpers import train_table
+from tests.programs import free_port
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, city: {kind: multiclass}}"
 COLUMNS = ("user", "age", "hour", "device")
@@ -275,6 +282,45 @@ def test_command_serves_with_its_options(checkpoint: Path) -> None:
     assert (seen["host"], seen["port"], seen["app"].title) == ("127.0.0.1", 9000, "mtl")
     with pytest.raises(SystemExit, match=r"error: --max-batch=0: must be greater than"):
         main([str(checkpoint), "--max-batch", "0"])
+
+
+def test_command_with_workers_passes_its_options_on(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (serve.METRICS, serve.WORKERS):
+        monkeypatch.setenv(name, "")  # so that the old values come back
+    seen, threads = dict[str, Any](), list[int]()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+
+    def server(app: str, **options: Any) -> None:
+        assert Path(os.environ[serve.METRICS]).is_dir()
+        seen.update(options, made=pydoc.locate(app.replace(":", "."))())
+        assert pydoc.locate(options["http"].replace(":", ".")) is serve.connection
+
+    main([str(checkpoint), "--workers", "3", "--max-batch", "7"], server=server)
+    assert (seen["workers"], seen["factory"], seen["made"].title, threads) == (3, True, "mtl", [2])
+    assert json.loads(os.environ[serve.WORKERS])["max_batch"] == 7
+    with pytest.raises(SystemExit, match=r"error: --workers=0: must be greater than"):
+        main([str(checkpoint), "--workers", "0"])
+
+
+@pytest.mark.slow
+def test_workers_count_together(checkpoint: Path, tmp_path: Path) -> None:
+    number = free_port()
+    command = [sys.executable, "-m", "mtl", "serve", str(checkpoint), "--port", str(number), "--workers", "2"]
+    server = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        until = time.monotonic() + 120
+        while len([*tmp_path.glob("mtl-serve-*/counter_*.db")]) < 2:  # a file of each worker that has begun
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: ask(number, {"rows": rows(2)})[0], range(40)))
+        assert found == [200] * 40
+        assert {measured(number)["mtl_requests_total['200']"] for _ in range(5)} == {40}
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    assert not list(tmp_path.glob("mtl-serve-*"))
 
 
 def test_what_a_second_interrupt_cuts_off_leaves_no_traceback() -> None:

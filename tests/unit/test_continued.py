@@ -122,6 +122,15 @@ def test_the_encoding_can_be_learnt_anew(first: tuple[Path, dict[str, Any]]) -> 
     assert model.encoder.numeric["age"].mean == pytest.approx(50, abs=2)
 
 
+def test_tasks_are_those_of_the_run_unless_they_are_given(first: tuple[Path, dict[str, Any]]) -> None:
+    folder, given = first
+    named, same = (mtl.fit(day(1), tasks, start_from=str(folder), **given) for tasks in (TASKS, {}))
+    assert same.spec.tasks == named.spec.tasks
+    assert same.metrics == named.metrics
+    fewer = mtl.fit(day(1), {"click": "binary"}, start_from=str(folder), **given)
+    assert [task.name for task in fewer.spec.tasks] == ["click"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

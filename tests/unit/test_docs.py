@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 import mtl
 from mtl.cli import reproduce, share, tune
+from mtl.cli.line import read_line
 from mtl.cli.main import COMMANDS
 from mtl.cli.study import split_words
 from mtl.options import valid
@@ -101,7 +102,7 @@ def test_commands_of_runs_are_accepted() -> None:
         if "--config-dir" in command:  # test_extend.py runs it
             continue
         # The first job of a sweep; what its launcher has to be is not a matter of the run
-        words = [word for word in command if not word.startswith(("-m", "hydra"))]
+        words = [word for word in read_line(command).words if not word.startswith("hydra")]
         words = [re.sub(r"^(\w+=[^,{\[]+),.*", r"\1", word) for word in words]
         keys = {word.partition("=")[0] for word in words}
         if keys & {"evaluate", "ckpt"} and any(key.startswith("data.") for key in keys):  # data of the checkpoint
