@@ -59,7 +59,9 @@ def _check_combinations(cfg: DictConfig) -> None:
     """Raise InputError if two choices do not go together."""
     trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
     compiled, tables, sharded = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_sharded(cfg)
-    combines = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of tasks
+    compares = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of tasks
+    inside = compares and cfg.weighting.get("at") == "representation"
+    combines = compares and not inside  # writes gradients of parameters
     conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
     gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
     alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and trainer.accumulate_grad_batches == 1
@@ -93,7 +95,7 @@ def _check_combinations(cfg: DictConfig) -> None:
             "such as weighting=uncertainty",
         ),
         (
-            combines and alone,
+            compares and alone,
             "weighting: this method compares the gradients of tasks, and a step of this data has the labels of one "
             "task; set data.tasks_per_step or trainer.accumulate_grad_batches to 2 or more, or use weighting=fixed",
         ),
@@ -102,7 +104,17 @@ def _check_combinations(cfg: DictConfig) -> None:
             "table_optimizer needs sparse gradients, which FSDP does not support; use table_optimizer=none",
         ),
         (sharded and compiled, f"compile=true{why}which compiled code does not see; use compile=false"),
-        (sharded and combines, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
+        (
+            compiled and inside,
+            "compile=true with weighting.at=representation: compiled code hides the gradients at the experts' outputs; "
+            "use compile=false, or weighting.at=parameters",
+        ),
+        (
+            inside and cfg.task_batches,
+            "weighting.at=representation: each task of this data has rows of its own, so their gradients at the experts' "
+            "outputs have nothing in common; use weighting.at=parameters",
+        ),
+        (sharded and compares, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
         (
             sharded and conflict,
             f"callbacks.conflict.every_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp",

@@ -356,6 +356,16 @@ def test_scaled_losses_are_for_methods_on_losses() -> None:
     build.check_options(composed(["weighting=uncertainty", "trainer.precision=16-mixed"]))
 
 
+def test_gradients_at_the_representation_go_with_sparse_tables_and_scaled_losses_but_not_with_compiled_code() -> None:
+    words = ["weighting=upgrad", "weighting.at=representation"]
+    for other in (["table_optimizer=rowwise_adagrad", "data=movielens"], ["trainer.precision=16-mixed"]):
+        build.check_options(composed([*words, *other]))
+    with pytest.raises(InputError, match=r"compile=true with weighting.at=representation: .* use compile=false"):
+        build.check_options(composed([*words, "compile=true", "network.execution=dense"]))
+    with pytest.raises(InputError, match=r"each task of this data has rows of its own.* use weighting.at=parameters"):
+        build.check_options(composed([*words, "data=omniglot", "gate=fixed", "data.tasks_per_step=2"]))
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run() -> None:
     own = module("upgrad")
     data = batch()
