@@ -111,8 +111,8 @@ def _check_combinations(cfg: DictConfig) -> None:
         ),
         (
             inside and cfg.task_batches,
-            "weighting.at=representation: each task of this data has rows of its own, so the gradients at the outputs of "
-            "the experts have nothing in common; use weighting.at=parameters",
+            "weighting.at=representation: each task of this data has rows of its own, so the gradients at the experts "
+            "have nothing in common; use weighting.at=parameters",
         ),
         (sharded and compares, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
         (
