@@ -133,22 +133,23 @@ def chosen(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def summary(scores: pl.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what is known of each contender against the reference, over the tables that have all of ``names``."""
+    """Return what is known of each contender against the reference, over the tables that have all of ``names``.
+
+    ``ranks`` and ``gains`` by table; ``p``, and the number of tables ``needed``, not for the reference.
+    """
     wide = scores.pivot("contender", index="table", values="test").select("table", *names).drop_nulls().sort("table")
     values = wide.select(names).to_numpy()
     ranks = rankdata(-values, axis=1)
-    base = values[:, list(names).index(REFERENCE)]
-    others = [name for name in names if name != REFERENCE]
-    tested = holm([float(wilcoxon(values[:, list(names).index(name)] - base).pvalue) for name in others])
-    adjusted = dict(zip(others, tested, strict=True))
-    rows = []
-    for column, name in enumerate(names):
-        gains = values[:, column] - base
-        spread, mean = float(gains.std(ddof=1)), float(gains.mean())
-        needed = math.ceil(((1.96 + 0.84) * spread / mean) ** 2) if name in adjusted and mean else None
-        rows.append(
-            {"name": name, "ranks": ranks[:, column], "gains": gains, "p": adjusted.get(name), "needed": needed}
-        )
+    differences = values - values[:, [list(names).index(REFERENCE)]]
+    rows = [
+        {"name": name, "ranks": ranks[:, column], "gains": differences[:, column], "p": None, "needed": None}
+        for column, name in enumerate(names)
+    ]
+    others = [row for row in rows if row["name"] != REFERENCE]
+    tested = holm([float(wilcoxon(row["gains"]).pvalue) if row["gains"].any() else 1.0 for row in others])
+    for row, p in zip(others, tested, strict=True):
+        row["p"], mean, spread = p, float(row["gains"].mean()), float(row["gains"].std(ddof=1))
+        row["needed"] = math.ceil(((1.96 + 0.84) * spread / mean) ** 2) if mean else None  # power 0.8, two-sided 5 %
     return rows
 
 
@@ -165,7 +166,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]) ->
             cells = ["", "", "", ""]
         else:
             better = f"{int((gains > 0).sum())} of {len(gains)}"
-            cells = [interval(gains, "+.4f"), better, f"{row['p']:.2g}", f"{row['needed']:,}"]
+            cells = [interval(gains, "+.4f"), better, f"{row['p']:.2g}", f"{row['needed']:,}" if row["needed"] else ""]
         lines.append(f"| {row['name']} | {interval(row['ranks'])} | {' | '.join(cells)} | {seconds[row['name']]:.1f} |")
     return lines
 
