@@ -71,6 +71,8 @@ WEIGHTINGS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     )
 }
 CONTENDERS = NETWORKS | WEIGHTINGS
+BETTER, WORSE, UNDECIDED = "Better than a shared bottom", "Worse than a shared bottom", "Undecided"
+COLORS = {BETTER: "tab:blue", WORSE: "tab:red", UNDECIDED: "0.45"}
 REFERENCE = "shared bottom"  # with the plain sum of the losses, each in standard units
 
 
@@ -184,13 +186,13 @@ def picture(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         shown = sorted((row for row in rows if row["p"] is not None), key=lambda row: row["gains"].mean())
         for place, row in enumerate(shown):
             low, high = bounds(row["gains"])
-            color = "tab:blue" if low > 0 else "tab:red" if high < 0 else "0.45"
+            color = COLORS[verdict(row)]
             axis.plot([low, high], [place, place], color=color)
             axis.plot(row["gains"].mean(), place, "o", color=color)
         axis.set_yticks(range(len(shown)), [row["name"] for row in shown])
         axis.axvline(0, color="0.7", linewidth=0.8, zorder=0)
         axis.set_title(title, loc="left", fontsize=10)
-    axes[-1].set_xlabel(f"mean score minus that of a {REFERENCE} (R2, AUROC or accuracy), 95 % over tables")
+    axes[-1].set_xlabel(f"mean score minus that of a {REFERENCE}, 95 % over tables")
     figure.tight_layout()
     figure.savefig(OUT.with_suffix(".png"), dpi=110)
 
@@ -204,33 +206,36 @@ def bounds(values: Any) -> tuple[float, float]:
 
 def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     """Say which contenders differ from the reference by Wilcoxon's test over the tables, after Holm's correction."""
-    parts = []
-    for sign, word in ((1, "better"), (-1, "worse")):
-        names = [r["name"] for r in rows if r["p"] is not None and r["p"] < 0.05 and sign * r["gains"].mean() > 0]
-        if names:
-            parts.append(f"{word} than a {REFERENCE}: {', '.join(names)}")
-    undecided = [row["name"] for row in rows if row["p"] is not None and row["p"] >= 0.05]
-    return "; ".join([*parts, f"undecided: {', '.join(undecided)}"] if undecided else parts) + "."
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["p"] is not None:
+            found.setdefault(verdict(row), []).append(row["name"])
+    return " ".join(f"{word}: {'; '.join(found[word])}." for word in COLORS if word in found)
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    return UNDECIDED if row["p"] >= 0.05 else BETTER if row["gains"].mean() > 0 else WORSE
 
 
 def page(runs: pl.DataFrame) -> str:
-    count = pl.struct("table", "split", "contender").n_unique()
-    runs = runs.filter(count.over("trial") == count)  # a trial that all have
+    count = pl.struct("table", "contender").n_unique()
+    runs = runs.filter(count.over("split", "trial") == count)  # a trial of a split that all have
     scores, seconds = chosen(runs), dict(runs.group_by("contender").agg(pl.col("cpu_seconds").mean()).iter_rows())
     families = {"Networks, losses added": NETWORKS, "Weightings of a shared bottom": {REFERENCE: None, **WEIGHTINGS}}
     there = {*scores["contender"]}
     parts = {title: summary(scores, [n for n in names if n in there]) for title, names in families.items()}
     picture(parts)
-    splits, trials = runs["split"].n_unique(), runs["trial"].n_unique()
+    trials = runs.group_by("split").agg(pl.col("trial").n_unique())["trial"]
+    each = f"{trials.min()} to {trials.max()}" if trials.n_unique() > 1 else f"{trials.max()}"
     count = min(len(rows[0]["gains"]) for rows in parts.values())
     lines = ["# What to share, and how to weight it: methods at equal budgets on real tables", ""]
-    lines += [f"{count} tables, {splits} splits of each, {trials} trials of each method.", ""]
+    lines += [f"{count} tables, {len(trials)} splits of each, {each} trials of each method and split.", ""]
     lines += [f"![Differences from a {REFERENCE}]({OUT.stem}.png)", ""]
     for title, rows in parts.items():
         lines += [
             f"## {title}",
             "",
-            f"{sentence(rows)[0].upper()}{sentence(rows)[1:]}",
+            sentence(rows),
             "",
             *table_of(rows, seconds),
             "",
