@@ -131,7 +131,7 @@ def mean_score(model: Any, kinds: Mapping[str, str], frames: Mapping[str, pl.Dat
 def chosen(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the mean test score by table and contender, of the best trial of each split by the validation rows."""
     best = runs.sort("valid", descending=True, nulls_last=True).unique(["table", "split", "contender"], keep="first")
-    return best.group_by("table", "contender").agg(pl.col("test").mean(), pl.len())
+    return best.group_by("table", "contender").agg(pl.col("test").mean().round(9))  # equal means are ties, in any order
 
 
 def summary(scores: pl.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
