@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,18 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
 
 
 def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``values``, by option, and those of ``options``. Raises InputError for an option that is in both.
+    """Return ``values``, by option, and those of ``options``. Raises InputError for an option that is given twice.
 
     ``{"optimizer": {"lr": 3e-4}}`` is ``{"optimizer.lr": 3e-4}``.
     """
-    further: dict[str, Any] = {}
+    pairs: list[tuple[str, Any]] = []
     for option, value in (options or {}).items():
         inside = isinstance(value, Mapping) and "." not in option
-        further |= {f"{option}.{name}": one for name, one in value.items()} if inside else {option: value}
-    if twice := [option for option in further if option in values]:
-        raise InputError(f"{twice[0]} is given twice: by a keyword and in options; give it once")
+        pairs += [(f"{option}.{name}", one) for name, one in value.items()] if inside else [(option, value)]
+    further = dict(pairs)
+    counts = Counter([*values, *(option for option, _ in pairs)])
+    if twice := [option for option, count in counts.items() if count > 1]:
+        raise InputError(f"{twice[0]} is given twice, by a keyword or in options; give it once")
     return {**values, **further}
 
 

@@ -22,21 +22,22 @@ from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
 
 class FusionGate(Gate):
-    """The weights of a level of AdaTT: those of a gate over all experts plus fixed ones of the unit's own experts.
+    """The gates of a level of AdaTT: a gate over all experts, plus weights of the unit's own experts.
 
-    ``fusion``: the gate of U units, one for each task and perhaps one shared, over all E experts. Unit u owns the
-    ``counts[u]`` experts from the sum of the counts before it. ``native [U, E]``, 0 for others' experts, is learnt from
-    U(-c^-1/2, c^-1/2) for c own experts, and 1 if every unit has one. With ``own_inputs``, x holds an input of each
-    unit one after another, ``[B, units D]``; otherwise all read the same ``x [B, D]``.
+    A unit is a task, or the shared experts. ``fusion``: the gate of the U units that this level mixes, over all E
+    experts, of which ``counts[u]`` in a row belong to unit u. The weights of a unit's own experts, ``native [U, E]``,
+    are the same for all examples. They are learnt, from U(-c^-1/2, c^-1/2) for c own experts; if every unit has one
+    expert, they are 1 (the authors' code). ``num_inputs``: x holds so many inputs, one of each unit, one after another,
+    ``[B, num_inputs D]``; with 0, all units read the same ``x [B, D]``.
     """
 
     sums_to_one = False
     owned: Tensor
 
-    def __init__(self, fusion: Gate, counts: Sequence[int], own_inputs: int) -> None:
-        width = fusion.input_dim and fusion.input_dim * (own_inputs or 1)
+    def __init__(self, fusion: Gate, counts: Sequence[int], num_inputs: int) -> None:
+        width = fusion.input_dim and fusion.input_dim * (num_inputs or 1)
         super().__init__(fusion.num_tasks, fusion.num_experts, width)
-        self.fusion, self.own_inputs, self.reads_inputs = fusion, own_inputs, fusion.reads_inputs
+        self.fusion, self.num_inputs, self.reads_inputs = fusion, num_inputs, fusion.reads_inputs
         owners = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         owned = torch.arange(fusion.num_tasks)[:, None] == owners  # [U, E]
         self.register_buffer("owned", owned, persistent=False)
@@ -47,8 +48,8 @@ class FusionGate(Gate):
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         units = slice(None) if tasks is None else tasks
-        if x is not None and self.own_inputs:
-            each = x.view(len(x), self.own_inputs, x.shape[1] // self.own_inputs)
+        if x is not None and self.num_inputs:
+            each = x.view(len(x), self.num_inputs, x.shape[1] // self.num_inputs)
             x = each[:, : self.num_tasks][:, units]
         routing = self.fusion(x, inputs, tasks)
         own = self.native[units] * self.owned[units]
@@ -109,11 +110,7 @@ class AdaTT(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
-        routings: dict[str, Routing] = {}
-        for number, level in enumerate(self.levels):
-            last = number == len(self.levels) - 1  # the levels below compute the mixtures of all units, [B, U, H]
-            x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
+        x, routings = self.levels(self.bottom(inputs), inputs, wanted)
         return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings), representation=x)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:

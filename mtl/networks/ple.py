@@ -83,11 +83,7 @@ class PLE(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
-        routings: dict[str, Routing] = {}
-        for number, level in enumerate(self.levels):
-            last = number == len(self.levels) - 1  # the levels below compute the mixtures of all, [B, T + 1, H]
-            x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
+        x, routings = self.levels(self.bottom(inputs), inputs, wanted)
         return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings), representation=x)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
@@ -106,7 +102,20 @@ class PLE(nn.Module):
 
 
 class Levels(nn.ModuleList):
-    """The levels of PLE, first to last."""
+    """Mixtures of experts, first to last, each of which reads those below it; ``levels`` in the network."""
+
+    def forward(
+        self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]
+    ) -> tuple[Tensor, dict[str, Routing]]:
+        """Map the bottom's ``x [B, D]``, or images, to the last mixtures of the ``wanted`` tasks ``[B, t, H]``.
+
+        Also return the routings by name. The levels below the last compute the mixtures of all tasks, and the shared.
+        """
+        routings: dict[str, Routing] = {}
+        for number, level in enumerate(self):
+            last = number == len(self) - 1
+            x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
+        return x, routings
 
     def only(self, task: int) -> Levels:
         """Return the part that one task uses: from the last level down, the experts in use and what they read."""

@@ -21,7 +21,6 @@ from mtl.files.tables import Table, bullets
 from mtl.report.settings import Settings
 
 _DPI = 120  # of figures in a page
-_VERDICT = re.compile(r"<td>(?=(?:<strong>)?(holds|contradicted)<)")  # a cell that is a verdict gets its colour
 _BRACKETS = "In brackets: 95 % intervals."
 
 
@@ -98,6 +97,11 @@ def write_page(
     return "\n\n".join(part.strip("\n") for part in [*parts, end] if part.strip()) + "\n"
 
 
+def with_verdicts(page: str) -> str:
+    """Give the cells of an HTML page that are verdicts on claims a class, which has a colour."""
+    return re.sub(r"<td>(?=(?:<strong>)?(holds|contradicted)<)", r'<td class="\1">', page)
+
+
 def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = "", folded: str = "") -> str:
     """Return a text in Markdown as a page of HTML, without scripts, that loads nothing; light or dark as the reader's.
 
@@ -118,7 +122,7 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
     reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
     reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
     template = Template(Path(__file__).with_name("page.html").read_text())
-    body = _VERDICT.sub(r'<td class="\1">', reader.render(text))
+    body = with_verdicts(reader.render(text))
     if folded:
         body += f"<details><summary>{escape(printable(summary))}</summary>\n{reader.render(folded)}</details>"
     return template.substitute(title=escape(printable(title)), body=body)

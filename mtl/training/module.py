@@ -76,7 +76,7 @@ class MultiTaskModule(LightningModule):
         self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
         self._named: set[str] = set()  # undefined values that a warning has named
         self._metrics: dict[str, float] = {}  # the latest values, in a run that is resumed
-        self._latest: list[Batch] = []  # of the training step
+        self._latest: list[Batch] = []  # of the training step, if the weighting compares steps
         self._is_shown = True  # whether the values of this training step are to be logged
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
@@ -101,7 +101,8 @@ class MultiTaskModule(LightningModule):
             for name, routing in output.routings.items():
                 routings.setdefault(name, []).append(routing)
         self.aux_batches += 1
-        self._latest = batches
+        if self.weighting.compares_steps:
+            self._latest = batches
         if self._is_shown:  # self.log takes as long as a small network
             shown = torch.stack([terms.everywhere.sum() for terms in parts]).sum()
             self.log("train/step_loss", shown, prog_bar=True, batch_size=sum(map(len, batches)))
@@ -114,7 +115,6 @@ class MultiTaskModule(LightningModule):
                 outputs = [self(part.inputs, list(part.targets)) for part in self._latest]
                 pairs = zip(outputs, self._latest, strict=True)
                 self.weighting.after_step([self.task_losses(output, part, metered=False) for output, part in pairs])
-        self._latest = []
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.weighting.before_step(self.global_step)

@@ -264,7 +264,7 @@ class Measured:
         if METRICS not in os.environ:
             return generate_latest(self.own)
         every = CollectorRegistry()
-        MultiProcessCollector(every)  # type: ignore[no-untyped-call]
+        MultiProcessCollector(every)  # type: ignore[no-untyped-call]  # prometheus_client has no types there
         return generate_latest(every)
 
 

@@ -48,7 +48,7 @@ def sharded(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_
         *(
             pytest.param(words, batch, epochs, id=name, marks=pytest.mark.slow)
             for name, words, batch, epochs in [
-                ("softmax", [*MOVIELENS, "gate=softmax"], 40, 20),
+                ("softmax", [*MOVIELENS, "gate=softmax", "weighting=famo"], 40, 20),
                 ("topk", [*MOVIELENS, "gate=topk", "gate.noisy=false", "gate.balance_weight=0.1"], 40, 20),
                 ("comet", MMOE, 40, 50),
                 ("ple", [*MOVIELENS, "network=ple", "gate=remoe", "trainer.gradient_clip_algorithm=value"], 40, 20),

@@ -474,7 +474,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "options": ({"options": [1]}, r"options=\[1\]: must be a dict of options and values"),
     "options and keyword": (
         {"max_epochs": 2, "options": {"trainer": {"max_epochs": 3}}},
-        "trainer.max_epochs is given twice: by a keyword and in options",
+        "trainer.max_epochs is given twice, by a keyword or in options",
+    ),
+    "option in two ways": (
+        {"options": {"optimizer": {"lr": 1e-3}, "optimizer.lr": 1e-2}},
+        "optimizer.lr is given twice, by a keyword or in options",
     ),
     "config_dir": ({"config_dir": "nothing"}, "config_dir=nothing: no such folder"),
     "resume": ({"resume": "nothing"}, "checkpoint nothing: no such file"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from mtl.options import NotNegative, Positive, validated
 from mtl.training.weighting.base import Terms, Weighting, by_task
 
 SMALLEST = 1e-8  # loss of a task
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
 
 class FAMO(Weighting):
@@ -22,18 +22,25 @@ class FAMO(Weighting):
     log L_t after it, Adam with the rate ``lr`` and ``weight_decay`` lowers the sum of z_t d_t (algorithm 1): the task
     that has gained least counts for more in the next step. No gradient of a single task is needed.
 
-    A task without labels in a step counts in neither. ``logits [T]`` are trained here, not by the network's optimiser.
+    A task without labels in a step counts in neither. ``logits [T]`` and the moments of Adam are buffers: parameters
+    would be trained by the network's optimiser too, or divided among processes.
     """
 
     compares_steps = True
+    logits: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
 
     @validated
     def __init__(
         self, network: nn.Module, num_tasks: int, lr: Positive = 0.025, weight_decay: NotNegative = 1e-3, seed: int = 0
     ) -> None:
         super().__init__(network, num_tasks, seed)
-        self.logits = nn.Parameter(torch.zeros(num_tasks), requires_grad=False)
-        self._adam = torch.optim.Adam([self.logits], lr=lr, weight_decay=weight_decay)
+        self.lr, self.weight_decay = lr, weight_decay
+        for name in ("logits", "first", "second"):
+            self.register_buffer(name, torch.zeros(num_tasks))
+        self.register_buffer("steps", torch.zeros(()))
         self._before: tuple[Tensor, Tensor] | None = None  # losses of the last batch, and which tasks have labels: [T]
 
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
@@ -47,16 +54,15 @@ class FAMO(Weighting):
 
     def after_step(self, parts: Sequence[Terms]) -> None:
         assert self._before is not None
-        before, there = self._before
+        (before, there), self._before = self._before, None
         after = by_task(parts, self.num_tasks)[1].clamp(min=SMALLEST)
         fall = torch.where(there, before.log() - after.log(), 0.0).to(self.logits.dtype)
         shares = self.logits.softmax(0)
-        self.logits.grad = shares * (fall - (shares * fall).sum())  # the softmax's Jacobian times the fall
-        self._adam.step()
-        self.logits.grad = self._before = None
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return self._adam.state_dict()
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._adam.load_state_dict(dict(state))
+        gradient = shares * (fall - (shares * fall).sum()) + self.weight_decay * self.logits
+        self.steps += 1
+        moments = []
+        for moment, value, beta in zip((self.first, self.second), (gradient, gradient.square()), BETAS, strict=True):
+            moment.lerp_(value, 1 - beta)
+            moments.append(moment / (1 - beta**self.steps))
+        mean, square = moments
+        self.logits -= self.lr * mean / (square.sqrt() + EPSILON)
