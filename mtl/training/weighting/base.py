@@ -74,16 +74,11 @@ class FixedWeighting(Weighting):
     """Add the losses, with the fixed weights of the tasks."""
 
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
-        return total_loss(parts)
-
-
-def total_loss(parts: Sequence[Terms]) -> Tensor:
-    """Return the sum of all losses, this process's share of the tasks' times the number of processes."""
-    losses = []
-    for part in parts:
-        first, *rest = part.others
-        losses += [world_size() * part.losses.sum() + first, *rest]
-    return torch.stack(losses).sum()
+        losses = []
+        for part in parts:
+            first, *rest = part.others
+            losses += [world_size() * part.losses.sum() + first, *rest]
+        return torch.stack(losses).sum()
 
 
 def by_task(parts: Sequence[Terms], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:

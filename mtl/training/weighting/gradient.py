@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import InputError
-from mtl.distributed import all_reduce_sum
+from mtl.checks import InputError, require
+from mtl.distributed import all_reduce_sum, world_size
 from mtl.nn.functional import at_least_float32, float64_if_supported
 from mtl.options import validated
-from mtl.training.weighting.base import Terms, by_task, drawn_at, total_loss
-from mtl.training.weighting.jacobian import JacobianWeighting
+from mtl.training.weighting.base import Terms, by_task, drawn_at
+from mtl.training.weighting.jacobian import JacobianWeighting, WithGradients, gradients_at
 from mtl.training.weighting.state import attributes, set_attributes
 
 # Of Nash-MTL's solver: with a gradient of 0 it has no solution, and the weights stay as they are
@@ -40,9 +40,9 @@ class GradientWeighting(JacobianWeighting):
     that they share, in place of those at the shared parameters, as MGDA-UB does (Sener and Koltun 2018, section 3.3).
     Task t mixes expert e with the weight w_te, so its gradient there is w_te g_t, where g_t is the one at its mixture,
     and of the tasks s and t the inner product is the sum of (w_s . w_t)(g_s . g_t) over the rows. One backward pass
-    through the heads thus gives all that the method needs, and a step has one backward pass through the network. It
-    multiplies what comes from the head of each task, gates included, by the task's weight. A step of several batches
-    weights each alone.
+    through the heads thus gives all that the method needs, and the step goes on from there with one pass through the
+    rest of the network, gates included, in which each task's gradient is multiplied by its weight. A step of several
+    batches weights each alone.
 
     Raises InputError if there are too few tasks, or if ``at="representation"`` does not go with the aggregator, which
     must weight the rows by their inner products, or with the network.
@@ -61,6 +61,7 @@ class GradientWeighting(JacobianWeighting):
     ) -> None:
         super().__init__(network, num_tasks, seed)
         self.scale, self.absent, self.at = scale, absent, at
+        self._networks = [network]  # in a list, since it is no part of this module
         made = aggregator if isinstance(aggregator, nn.Module) else aggregator(n_tasks=num_tasks)
         self._held: list[Any] = [made]  # no submodule: its buffers appear with the first step, which loading refuses
         self._row_weights: Tensor | None = None
@@ -86,16 +87,33 @@ class GradientWeighting(JacobianWeighting):
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
         if self.at == "parameters":
             return super().forward(parts, step)
-        products = representation_products(parts, self.num_tasks)
+        reads: list[Any] = [part.output.representation for part in parts]
+        heads: Any = getattr(self._networks[0], "heads", None)
+        require(
+            heads is not None and all(x is not None for x in reads),
+            "weighting.at=representation: needs a network with one mixture or trunk below its heads, such as mmoe, ple "
+            "or shared_bottom, and no ensemble; use at=parameters",
+        )
+        above = [parameter for parameter in heads.parameters() if parameter.requires_grad]
+        tasks = torch.stack([part.losses.sum() for part in parts]).sum()
+        others = torch.stack([term for part in parts for term in part.others]).sum()
+        with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
+            gradients = gradients_at(tasks, [*reads, *above])
+        at: list[Any] = gradients[: len(reads)]
+        assert all(gradient is not None for gradient in at), "the losses do not depend on the representation"
+        products = all_reduce_sum(inner_products(parts, at, self.num_tasks))
         self.check(products, step)
         values, vectors = torch.linalg.eigh(products)
         with torch.no_grad():  # rows with these inner products, [T, T]
             self.combine(vectors * values.clamp(min=0).sqrt(), by_task(parts, self.num_tasks)[2].tolist(), step)
-        for part in parts:
-            factors: Any = 1.0 if self.in_force is None else self.in_force[sorted(part.tasks)][:, None]  # [t, 1]
-            read: Any = part.output.representation
-            read.register_hook(lambda gradient, factors=factors: (gradient * factors).to(gradient.dtype))
-        return total_loss(parts)
+        if self.in_force is not None:
+            for number, part in enumerate(parts):
+                at[number] = (at[number] * self.in_force[sorted(part.tasks)][:, None]).to(at[number].dtype)
+        pairs = zip([*reads, *above], [*at, *gradients[len(reads) :]], strict=True)
+        tensors, known = zip(*((tensor, g * world_size()) for tensor, g in pairs if g is not None), strict=True)
+        apply: Any = WithGradients.apply
+        total: Tensor = apply(world_size() * tasks.detach(), known, None, *tensors) + others
+        return total
 
     def before_step(self, step: int) -> None:
         if self.at == "parameters":
@@ -127,29 +145,21 @@ class GradientWeighting(JacobianWeighting):
         set_attributes(self.aggregator, state, device)
 
 
-def representation_products(parts: Sequence[Terms], num_tasks: int) -> Tensor:
-    """Return the inner products of the tasks' gradients at the representation, ``[T, T]``, of all processes' rows.
+def inner_products(parts: Sequence[Terms], gradients: Sequence[Tensor], num_tasks: int) -> Tensor:
+    """Return the inner products ``[T, T]`` of the tasks' gradients at the experts' outputs, summed over the rows.
 
-    Raises InputError if the network has no ``representation``.
+    ``gradients``: those of each batch at its representation, ``[B, t, H]``.
     """
-    given: Any = [part.output.representation for part in parts]
-    if any(x is None for x in given):
-        raise InputError(
-            "weighting.at=representation: needs a network with one mixture or trunk below its heads, such as mmoe, ple "
-            "or shared_bottom, and no ensemble; use at=parameters"
-        )
-    tasks = torch.stack([part.losses.sum() for part in parts]).sum()
-    gradients = torch.autograd.grad(tasks, given, retain_graph=True)
-    products = float64_if_supported(tasks.new_zeros(num_tasks, num_tasks))
+    products = float64_if_supported(gradients[0].new_zeros(num_tasks, num_tasks))
     for part, gradient in zip(parts, gradients, strict=True):
-        rows = at_least_float32(gradient).flatten(2)  # [B, t, H]
+        rows = at_least_float32(gradient).flatten(2)
         inner = rows @ rows.mT
         for routing in [*part.output.routings.values()][-1:]:
             weights = at_least_float32(routing.weights.detach())  # [B, t, E], or [t, E] of a static gate
             inner = inner * (weights @ weights.mT)
-        place = torch.tensor(sorted(part.tasks), device=tasks.device)
+        place = torch.tensor(sorted(part.tasks), device=products.device)
         products[place[:, None], place] += inner.sum(0).to(products.dtype)
-    return all_reduce_sum(products)
+    return products
 
 
 def _aggregated(aggregator: Any, matrix: Tensor, seed: int, step: int) -> Tensor:

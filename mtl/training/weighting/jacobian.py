@@ -53,8 +53,8 @@ class JacobianWeighting(Weighting):
         tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
         with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
             rows, used = task_rows(parts, self._shared, self.num_tasks)
-            own = _gradients(tasks + others, self._own)
-            rest = _gradients(others, self._shared)
+            own = gradients_at(tasks + others, self._own)
+            rest = gradients_at(others, self._shared)
         labels = by_task(parts, self.num_tasks)[2]
         # DDP waits for a gradient of every parameter that is used
         rest = [torch.zeros_like(p) if g is None and u else g for p, g, u in zip(self._shared, rest, used, strict=True)]
@@ -62,7 +62,7 @@ class JacobianWeighting(Weighting):
         pairs += [(parameter, torch.zeros_like(parameter)) for parameter in self.parameters()]
         parameters, gradients = zip(*pairs, strict=True)
         keep = functools.partial(self._keep, rows, labels)
-        apply: Any = _WithGradients.apply
+        apply: Any = WithGradients.apply
         return apply((tasks + others).detach(), gradients, keep, *parameters)
 
     def _keep(self, rows: Tensor, labels: Tensor, factor: Tensor) -> None:
@@ -100,7 +100,7 @@ def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks:
     used = [False] * len(sizes)
     for part in parts:
         for task, loss in zip(part.tasks, part.losses.unbind(), strict=True):
-            gradients = _gradients(loss, shared)
+            gradients = gradients_at(loss, shared)
             for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
                 if gradient is not None:
                     place += (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
@@ -108,8 +108,10 @@ def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks:
     return rows, used
 
 
-class _WithGradients(torch.autograd.Function):
-    """Return ``value`` with given ``gradients`` at ``parameters``; ``keep`` is called with the incoming gradient.
+class WithGradients(torch.autograd.Function):
+    """Return ``value`` with given ``gradients`` at ``parameters``; ``keep``, if given, is called with the incoming one.
+
+    ``parameters`` may be other tensors too: the backward pass goes on from them.
 
     Lightning can then call backward on one loss as usual: it scales for accumulation, and DDP averages over processes.
     """
@@ -121,11 +123,12 @@ class _WithGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        ctx.keep(outer[0])
+        if ctx.keep is not None:
+            ctx.keep(outer[0])
         return None, None, None, *(gradient * outer[0] for gradient in ctx.gradients)
 
 
-def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+def gradients_at(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of ``loss`` at ``parameters``; None where it does not depend on one."""
     if not loss.requires_grad or not parameters:
         return [None] * len(parameters)
