@@ -245,8 +245,8 @@ def page(runs: pl.DataFrame) -> str:
 
 
 EXPLANATION = f"""Scores are means over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the
-test rows, and over the splits. Ten of the tables are those on which defaults were chosen, the others the first {HELD_OUT} of
-the rest, by name. Of a table with more than {ROWS:,} rows, {ROWS:,} are drawn; 60 % train, 20 % choose the
+test rows, and over the splits. Ten of the tables are those on which defaults were chosen, the others the
+first {HELD_OUT} of the rest, by name. Of a table with more than {ROWS:,} rows, {ROWS:,} are drawn; 60 % train, 20 % choose the
 epoch and the trial, 20 % test. All networks have the options of `recipe=table` but smaller layers (128 units in
 experts, 64 in heads, embeddings of 16), batches of {BATCH} and up to {EPOCHS} epochs, with patience {PATIENCE}. The
 first trial has the default learning rate and dropout; of the others both are drawn, alike for all methods, and of
