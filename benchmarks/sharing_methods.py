@@ -244,17 +244,18 @@ def page(runs: pl.DataFrame) -> str:
     return "\n".join([*lines, EXPLANATION])
 
 
-EXPLANATION = f"""Scores are means over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the
-test rows, and over the splits. Ten of the tables are those on which defaults were chosen, the others the
-first {HELD_OUT} of the rest, by name. Of a table with more than {ROWS:,} rows, {ROWS:,} are drawn; 60 % train, 20 % choose the
-epoch and the trial, 20 % test. All networks have the options of `recipe=table` but smaller layers (128 units in
-experts, 64 in heads, embeddings of 16), batches of {BATCH} and up to {EPOCHS} epochs, with patience {PATIENCE}. The
-first trial has the default learning rate and dropout; of the others both are drawn, alike for all methods, and of
-`{TUNED}` the weights of the tasks too, from 1/4 to 4. Methods that compare gradients do so at the representation,
-GradNorm at the parameters. Intervals are of 10,000 bootstrap samples of the tables, p of Wilcoxon's test over the
-tables, after Holm's correction over the methods of a part. "Tables that would decide": so many would show the observed
-mean difference, with its spread over tables, in four of five studies. CPU seconds are of one run; they grow with the
-other load of the machine. By `python benchmarks/sharing_methods.py`; all runs: [{OUT.name}]({OUT.name}).
+EXPLANATION = f"""Scores are means over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on
+the test rows, and over the splits. Ten of the tables are those on which defaults were chosen, the others the first
+{HELD_OUT} of the rest, by name. Of a table with more than {ROWS:,} rows, {ROWS:,} are drawn; 60 % train, 20 %
+choose the epoch and the trial, 20 % test. All networks have the options of `recipe=table` but smaller layers (128
+units in experts, 64 in heads, embeddings of 16), batches of {BATCH} and up to {EPOCHS} epochs, with patience
+{PATIENCE}. The first trial has the default learning rate and dropout; of the others both are drawn, alike for all
+methods, and of `{TUNED}` the weights of the tasks too, from 1/4 to 4. Methods that compare gradients do so at the
+representation, GradNorm at the parameters. Intervals are of 10,000 bootstrap samples of the tables, p of Wilcoxon's
+test over the tables, after Holm's correction over the methods of a part. "Tables that would decide": so many would
+show the observed mean difference, with its spread over tables, in four of five studies. CPU seconds are of one run;
+they grow with the other load of the machine. By `python benchmarks/sharing_methods.py`; all runs:
+[{OUT.name}]({OUT.name}).
 """
 
 
