@@ -198,6 +198,9 @@ def _run(
             for logger in trainer.loggers:
                 if hasattr(logger, "log_text"):
                     logger.log_text("slices", slices.table_of(found, record["main_metrics"]).markdown())
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_finished") and not cfg.evaluate:
+                logger.log_finished(folder, cfg.get("trust") or ())
         if python is None:
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
             further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+import mtl
 from mtl.checks import require_packages
 from mtl.files.records import flatten, own_file
 from mtl.files.writing import write_text
 
 LONGEST = 250  # characters of an option that Lightning writes
+MODEL = "model"  # folder of the network among the artifacts of the run
 
 
 class MLflowLog(MLFlowLogger):
@@ -26,12 +29,22 @@ class MLflowLog(MLFlowLogger):
     MLflow cannot delete points of a curve. A run that is resumed after ``kill -9`` writes the points since its last
     checkpoint a second time, at the same steps. On a CPU the values are the same, except durations; on a GPU they may
     differ. ``logger=csv`` has every step once.
+
+    ``register``: the name of the registered model of which the network of the finished run becomes the next version.
     """
 
     def __init__(
-        self, save_dir: str, experiment_name: str = "mtl", run_name: str | None = None, tracking_uri: str | None = None
+        self,
+        save_dir: str,
+        experiment_name: str = "mtl",
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        register: str | None = None,
     ) -> None:
         require_packages("logger=mlflow", "mlflow", "mlflow")
+        if register:
+            require_packages("logger.mlflow.register", "hub", "safetensors")
+        self._register = register
         # They log the creation of tables
         for noisy in ("alembic", "mlflow.store.db", "pytorch_lightning.loggers.mlflow"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -71,6 +84,37 @@ class MLflowLog(MLFlowLogger):
     def log_picture(self, name: str, file: Path, step: int) -> None:
         """Add the PNG ``file`` to the artifacts of the run."""
         self.experiment.log_artifact(self.run_id, str(file), name.rpartition("/")[0])
+
+    @rank_zero_only
+    def log_finished(self, run: Path, trust: Sequence[str]) -> None:
+        """Register the network of the finished ``run``, as the files of ``mtl card``, if a name for it was given."""
+        if not self._register:
+            return
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        from mtl.use.card import write_card
+
+        with tempfile.TemporaryDirectory() as scratch:
+            card, model = Path(scratch) / "card", Path(scratch) / "model"
+            write_card(run, card, trust)
+            needed = [f"mtl-experts=={mtl.__version__}"]
+            mlflow.pyfunc.save_model(model, loader_module=__name__, data_path=card, pip_requirements=needed)
+            self.experiment.log_artifacts(self.run_id, str(model), MODEL)
+        try:
+            self.experiment.create_registered_model(self._register)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        self.experiment.create_model_version(self._register, f"runs:/{self.run_id}/{MODEL}", self.run_id)
+
+
+def _load_pyfunc(path: str) -> Any:
+    """Return the registered network in the folder ``path``: ``predict`` takes and gives a DataFrame of pandas.
+
+    ``mlflow.pyfunc.load_model`` calls it.
+    """
+    return mtl.load(path)
 
 
 def _name(name: str) -> str:

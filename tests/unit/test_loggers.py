@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+import mtl
 from mtl.checks import InputError
 from mtl.loggers.mlflow import MLflowLog
 from mtl.loggers.pictures import save_picture
@@ -117,6 +119,26 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path) -> None:
     file.write_bytes(b"png")
     logger.log_picture("views/share", file, 6)
     assert [path.name for path in (tmp_path / "mlflow" / "artifacts").rglob("*.png")] == ["share.png"]
+
+
+@pytest.mark.filterwarnings("ignore")  # those of MLflow's own libraries
+def test_mlflow_registers_the_network_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps the files of a database
+    database = f"sqlite:///{tmp_path}/runs.db"
+    rows = pandas.DataFrame({"x": [0.1, 0.9, 0.4, 0.6] * 30, "bought": [0, 1, 0, 1] * 30})
+    options = {"logger": "mlflow", "logger.mlflow.tracking_uri": database, "logger.mlflow.register": "shop"}
+    for number in (1, 2):
+        folder = tmp_path / f"run{number}"
+        model = mtl.fit(
+            rows, {"bought": "binary"}, max_epochs=1, folder=folder, progress=False, report=False, options=options
+        )
+    mlflow.set_tracking_uri(database)
+    registered = mlflow.pyfunc.load_model("models:/shop/2").predict(rows)
+    pandas.testing.assert_frame_equal(registered, model.predict(rows))
+    files = {path.name for path in Path(mlflow.artifacts.download_artifacts("models:/shop/2")).rglob("*")}
+    assert {"model.safetensors", "model.json", "README.md"} <= files
+    assert not {name for name in files if name.endswith((".pkl", ".pickle", ".ckpt", ".pt"))}
 
 
 @pytest.mark.filterwarnings("ignore")  # those of wandb's own libraries
