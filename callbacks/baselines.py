@@ -13,8 +13,9 @@ from pytorch_lightning import Callback, Trainer
 from mtl.checks import require_packages
 from mtl.options import validated
 from mtl.training.baselines import ROWS, Model, Predict, chosen, constant, fit
+from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
 from mtl.training.evaluation import Evaluation
-from mtl.training.metrics import metric_names
+from mtl.training.metrics import Rows, metric_names, value_of
 from mtl.training.module import MultiTaskModule
 from mtl.types import RANKING, TOP, Batch, TaskSpec, metric_family
 
@@ -25,7 +26,8 @@ class Baselines(Callback):
     The constant is ``TaskSpec.constant``; it ranks nothing, so it has no metrics that rank the rows of groups. The
     model learns from at most ``ROWS`` training rows, so it is left out if they are not loaded. ``model``: lightgbm,
     linear, auto (see ``mtl.training.baselines.chosen``) or none. Each process fits the same model and predicts its own
-    test rows. The values are ``baseline/MODEL/TASK/METRIC`` in the trainer's ``callback_metrics``.
+    test rows. The values are ``baseline/MODEL/TASK/METRIC`` in the trainer's ``callback_metrics``, and the standard
+    error of the network's main metric minus the model's is ``baseline_error/MODEL/TASK/METRIC``.
     """
 
     @validated
@@ -66,10 +68,35 @@ class Baselines(Callback):
                 if metric.rpartition("/")[2] != "loss":  # infinite: a prediction far outside of the training rows
                     defined = torch.tensor(value if math.isfinite(value) else math.nan)
                     trainer.callback_metrics[f"baseline/{name}/{metric}"] = defined
+            for metric, error in errors_of_differences(pl_module.evaluation, evaluation).items():
+                trainer.callback_metrics[f"baseline_error/{name}/{metric}"] = torch.tensor(error)
         self._models = {}
 
     def _add(self, name: str, tasks: Sequence[TaskSpec], predict: Predict, module: MultiTaskModule) -> None:
         self._models[name] = Evaluation(tasks).to(module.device), predict
+
+
+def errors_of_differences(network: Evaluation, model: Evaluation) -> dict[str, float]:
+    """Return the standard error of the difference of each task's main metric, by the bootstrap over the test rows.
+
+    It is known in the first process only, and left out where it is undefined. Every process has to call this.
+    """
+    found = {}
+    for name, task in model.tasks.items():
+        metric = network.shown[name][0]
+        pair = [each.gathered_rows(name) for each in (network, model)] if metric in model.shown[name] else []
+        rows = [each for each in pair if each is not None]
+        if len(rows) < 2 or len(rows[0].label) < LEAST:
+            continue
+
+        def lead(drawn: Sequence[Rows], kind: str = task.kind, metric: str = metric) -> float:
+            own, other = (value_of(kind, metric, each) for each in drawn)
+            return own - other
+
+        error, _ = standard_error(lead, rows, metric, DRAWS, DRAWN)
+        if error is not None:
+            found[f"{name}/{metric}"] = error
+    return found
 
 
 def _without_ranks(task: TaskSpec) -> TaskSpec:

@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,14 @@ from mtl.config.teacher import read_teacher
 from mtl.files.literals import escaped
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
+from mtl.report.against import against_quick_model
 from mtl.report.summary import PAGE
 from mtl.runs import channel, commands, results
 from mtl.runs.advice import advice
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
 from mtl.use import slices
+from mtl.use.card import write_card
 from mtl.use.run_page import write_run_page
 from mtl.use.trained import model_of
 
@@ -183,7 +186,7 @@ def _run(
     own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": software}
     record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
     if trainer.is_global_zero:
-        record["advice"] = advice(record, progress)
+        record["advice"] = [*against_quick_model(record), *advice(record, progress)]
         record["best_epochs"] = {
             task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in progress.items()
         }
@@ -200,7 +203,7 @@ def _run(
                     logger.log_text("slices", slices.table_of(found, record["main_metrics"]).markdown())
         for logger in trainer.loggers:
             if hasattr(logger, "log_finished") and not cfg.evaluate:
-                logger.log_finished(folder, cfg.get("trust") or ())
+                logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
         if python is None:
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
             further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +86,16 @@ class MLflowLog(MLFlowLogger):
         self.experiment.log_artifact(self.run_id, str(file), name.rpartition("/")[0])
 
     @rank_zero_only
-    def log_finished(self, run: Path, trust: Sequence[str]) -> None:
-        """Register the network of the finished ``run``, as the files of ``mtl card``, if a name for it was given."""
+    def log_finished(self, write: Callable[[Path], None]) -> None:
+        """Register the network of the finished run, if a name was given; ``write`` writes it into a new folder."""
         if not self._register:
             return
         import mlflow
         from mlflow.exceptions import MlflowException
 
-        from mtl.use.card import write_card
-
         with tempfile.TemporaryDirectory() as scratch:
             card, model = Path(scratch) / "card", Path(scratch) / "model"
-            write_card(run, card, trust)
+            write(card)
             needed = [f"mtl-experts=={mtl.__version__}"]
             mlflow.pyfunc.save_model(model, loader_module=__name__, data_path=card, pip_requirements=needed)
             self.experiment.log_artifacts(self.run_id, str(model), MODEL)

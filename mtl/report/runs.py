@@ -58,6 +58,7 @@ class Results(BaseModel, extra="allow"):
     validation: dict[str, float | None] = {}
     training: dict[str, float | None] = {}
     baselines: dict[str, dict[str, float | None]] = {}
+    baseline_errors: dict[str, dict[str, float | None]] = {}
     main_metrics: dict[str, str] = {}
     higher_is_better: dict[str, bool] = {}
     seed: int | None = None

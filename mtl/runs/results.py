@@ -31,6 +31,7 @@ MOST_TASKS = 8  # up to this many tasks, each has a row
 MOST_ROWS = 20  # up to this many rows, each metric of a task has one
 USED = 0.01  # a task uses the experts with at least this mean weight
 AVERAGES = ("average", "small_average")
+ERROR = "baseline_error/"  # begins the names of the standard errors of the differences to them
 BASELINE = "baseline/"  # begins the names of the metrics of other models than the network
 
 
@@ -67,7 +68,8 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
 
     ``logged``: the metrics of training and test, and those of the validation of the tested checkpoint. A metric that is
     undefined (NaN) on the rows becomes None. The entry ``baselines`` has the metrics of the test by model, a constant
-    prediction and perhaps a quick model; ``main_metrics`` names the main metric of each task, ``higher_is_better``
+    prediction and perhaps a quick model, and ``baseline_errors`` the standard errors of the differences of the main
+    metrics to theirs; ``main_metrics`` names the main metric of each task, ``higher_is_better``
     gives the direction of each metric where it is known, and ``task_groups`` the true groups of simulated data and
     4-MNISTs.
     """
@@ -81,6 +83,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "seed": cfg.seed,
         "test": test,
         "baselines": {model: _of(f"{BASELINE}{model}/", logged) for model in models},
+        "baseline_errors": {model: _of(f"{ERROR}{model}/", logged) for model in models},
         "validation": _of("val/", logged),
         "training": _of("training/", logged),
         "main_metrics": module.evaluation.main_metrics(),

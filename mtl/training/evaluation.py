@@ -190,6 +190,14 @@ class Evaluation(KeepsBufferPrecision):
             return Rows(nothing, nothing), nothing.long()
         return _labelled_rows(self.tasks[name], columns), labelled(self.tasks[name], columns["label"]).nonzero()[:, 0]
 
+    def gathered_rows(self, name: str) -> Rows | None:
+        """Return the labelled rows of a task of all processes in the first one, None in the others or without a row.
+
+        Every process has to call this.
+        """
+        columns = gather_rows(_joined(self._batches[name]))
+        return _labelled_rows(self.tasks[name], columns) if columns else None
+
     def rows(self) -> dict[str, Rows]:
         """Return the labelled rows of this process by task; tasks without a label, and those of spans, are left out."""
         tasks = [name for name, task in self.tasks.items() if task.kind != "span"]

@@ -13,9 +13,9 @@ from torch import Tensor
 from mtl.checks import InputError, join_names, require
 from mtl.objectives import OF_QUANTILES
 from mtl.report.statistics import Difference, Outcome, holm
+from mtl.training.bootstrap import standard_error
 from mtl.training.metrics import Rows, higher_is_better, metric_names, value_of
 from mtl.types import MISSING_CLASS, Batch, TaskSpec, labelled
-from mtl.use.bootstrap import standard_error
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluation_of
 from mtl.use.slices import values_of

@@ -21,14 +21,15 @@ from mtl.data_modules.tables.columns import FILE, named
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table, bullets
 from mtl.predictions import class_names, readable
+from mtl.report.against import lead
 from mtl.report.curves import courses_by_epoch
 from mtl.report.errors import Predicted, pictures_of_errors, residuals
 from mtl.report.page import Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
+from mtl.report.statistics import Outcome
 from mtl.report.summary import heading, write_report
 from mtl.runs.results import MOST_TASKS, by_task, number
-from mtl.training.metrics import higher_is_better
 from mtl.types import ROW
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -111,15 +112,16 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
 
 def _sentence(task: str, metric: str, results: Results) -> str:
     """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
-    name, higher = f"{task}/{metric}", higher_is_better(metric)
-    own, found = results.test.get(name), dict[str, list[str]]()
+    record, parts = results.model_dump(), list[str]()
     for model, values in results.baselines.items():
-        theirs = values.get(name)
-        if own is not None and theirs is not None and higher is not None:
-            word = "equal to" if own == theirs else "better than" if (own > theirs) == higher else "worse than"
-            found.setdefault(word, []).append(f"{model} ({number(theirs)})")
-    parts = [f"{word} {' and '.join(models)}" for word, models in found.items()]
-    return f"{task}: {metric} {number(own)}{', on these test rows ' if parts else ''}{', '.join(parts)}"
+        difference = lead(record, model, task)
+        if difference is not None:
+            value, outcome = number(values[f"{task}/{metric}"]), difference.outcome()
+            error = "" if difference.error is None else f", difference {difference.mean:+.3g} ± {difference.error:.2g}"
+            link = "against" if outcome == Outcome.OPEN else "than"
+            parts.append(f"{outcome} {link} {model} ({value}{error})")
+    where = ", on these test rows " if parts else ""
+    return f"{task}: {metric} {number(results.test.get(f'{task}/{metric}'))}{where}{', '.join(parts)}"
 
 
 def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame]) -> Tested:

@@ -16,14 +16,12 @@ from scipy.stats import norm
 from mtl.data_modules.tables.columns import as_text, parse
 from mtl.files.tables import Bold, Table
 from mtl.report.statistics import holm, rounded
+from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
 from mtl.training.metrics import Rows, higher_is_better, value_of
 from mtl.types import Batch, TaskSpec
-from mtl.use.bootstrap import standard_error
 from mtl.use.labelled import evaluation_of
 
 MOST = 20  # values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
-LEAST = 30  # labelled rows of a slice, and of all others, from which a difference can be told from chance
-DRAWS, DRAWN = 100, 2000  # bootstrap samples, and the rows of one at most
 LEVEL = 0.05  # of p-values, corrected for the number of slices and tasks
 NAMED = 3  # slices in sentences
 

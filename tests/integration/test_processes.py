@@ -56,6 +56,12 @@ def result(folder: Path) -> dict[str, float]:
     return record["test"] | others
 
 
+def errors(folder: Path) -> dict[str, float]:
+    """Return the standard errors of the differences to the models beside the network."""
+    of_models = json.loads((folder / "results.json").read_text())["baseline_errors"].items()
+    return {f"{model}: {name}": value for model, values in of_models for name, value in values.items()}
+
+
 def weights(folder: Path) -> dict[str, Any]:
     return read(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
@@ -69,6 +75,7 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
         if isinstance(value, torch.Tensor):
             torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
     assert result(found) == pytest.approx(result(expected), abs=1e-6)
+    assert errors(found) == pytest.approx(errors(expected), rel=0.3)  # their rows are drawn in another order
     assert conflicts(found) == pytest.approx(conflicts(expected), abs=1e-6, nan_ok=True)
 
 

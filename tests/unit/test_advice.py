@@ -14,6 +14,7 @@ from mtl.cli import run as run_module
 from mtl.cli.report import main as report
 from mtl.cli.run import run
 from mtl.cli.use import predict
+from mtl.report.against import against_quick_model
 from mtl.runs.advice import advice, skill_of
 from mtl.runs.commands import Line
 from tests.integration.helpers import compose_small
@@ -49,6 +50,19 @@ def test_advice_names_tasks_and_numbers() -> None:
     assert advice(record, {}) == ["No better than a constant prediction: a; b."]
 
 
+def test_quick_models_are_better_or_worse_only_beyond_the_error_of_the_test_rows() -> None:
+    record = RECORD | {
+        "baselines": {"constant": {"a/auroc": 0.5}, "linear": {"a/auroc": 0.79, "b/mse": 1.5}},
+        "baseline_errors": {"constant": {"a/auroc": 0.01}, "linear": {"a/auroc": 0.006, "b/mse": 0.2}},
+    }
+    assert against_quick_model(record) == ["Against linear on these test rows: better in b; undecided in a."]
+    record["baseline_errors"]["linear"]["a/auroc"] = 0.005
+    assert against_quick_model(record) == ["Against linear on these test rows: better in a, b."]
+    record["test"] = {"a/auroc": 0.7, "b/mse": 2.0}
+    assert against_quick_model(record) == ["Against linear on these test rows: worse in a, b."]
+    assert against_quick_model(RECORD) == []
+
+
 def test_skill_is_the_way_from_a_constant_to_a_perfect_prediction() -> None:
     assert skill_of("auroc", 0.75, 0.5) == 0.5
     assert skill_of("mse", 0.5, 2.0) == 0.75
@@ -78,7 +92,7 @@ def test_printed_commands_work_as_they_are(
     report(second[second.index("report") + 1 :])
     page = (tmp_path / "my run" / "summary.md").read_text()
     assert "Largest errors" in page
-    assert "better than constant (0.5000)" in page
+    assert "undecided against constant (0.5000)" in page  # of 19 rows
     assert "* Advice." in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
     assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]

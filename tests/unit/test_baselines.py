@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from mtl.callbacks.baselines import errors_of_differences
 from mtl.data_modules.constants import constant_of
 from torch import Tensor
 
@@ -80,6 +81,25 @@ def test_no_other_constant_has_a_lower_loss() -> None:
             others = losses(spec, rows, outputs_of(spec.tasks, moved.expand(ROWS, -1)))
             assert all(others[name] >= best[name] - 1e-6 for name in best)
     assert constant_of(NUMBER, torch.full((3,), torch.nan)) == ()
+
+
+def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
+    rows = table()[1]
+    draw, evaluations, losses = np.random.default_rng(1), [Evaluation([NUMBER]) for _ in range(2)], []
+    common = torch.tensor(draw.normal(size=ROWS))
+    for evaluation in evaluations:
+        predicted = common + 0.1 * torch.tensor(draw.normal(size=ROWS))
+        for part in torch.arange(ROWS).split(150):
+            evaluation.update({"number": predicted[part]}, {"number": rows.targets["number"][part]})
+        labelled = ~rows.targets["number"].isnan()
+        losses.append((NUMBER.in_units(predicted) - rows.targets["number"])[labelled].square().numpy())
+    metric = evaluations[0].main_metrics()["number"]
+    assert metric == "mse"
+    expected = (losses[0] - losses[1]).std(ddof=1) / np.sqrt(len(losses[0]))
+    assert errors_of_differences(*evaluations) == {"number/mse": pytest.approx(expected, rel=0.25)}
+    assert errors_of_differences(evaluations[0], evaluations[0]) == {"number/mse": 0.0}
+    alone = losses[0].std() / np.sqrt(ROWS)
+    assert expected < 0.5 * alone  # the pairs count
 
 
 @pytest.mark.parametrize("model", ["linear", "lightgbm"])

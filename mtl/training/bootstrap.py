@@ -14,6 +14,8 @@ from torch import Tensor
 from mtl.training.metrics import Rows
 from mtl.types import RANKING, metric_family
 
+LEAST = 30  # labelled rows from which a difference can be told from chance
+DRAWS, DRAWN = 100, 2000  # bootstrap samples of a test, and the rows of one at most
 UNDEFINED = 0.05  # the share of resamples without a value, above which the error is unknown
 
 Resample = Callable[[Any], tuple[Tensor, Tensor | None]]  # drawn units -> rows [M], and the groups that they form

@@ -1,0 +1,42 @@
+"""Say whether a network is better than the models that it was tested beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mtl.checks import join_names
+from mtl.report.statistics import Difference, Outcome
+from mtl.training.metrics import higher_is_better
+
+CONSTANT = "constant"  # the name of the prediction that does not depend on the inputs
+
+
+def lead(record: Mapping[str, Any], model: str, task: str) -> Difference | None:
+    """Return by how much the network's main metric of a task is better than that of ``model``, or None if unknown.
+
+    The error is that of the test rows alone, of one training of each; it is None if it was not measured.
+    """
+    name = f"{task}/{record['main_metrics'][task]}"
+    own, other = record["test"].get(name), record["baselines"][model].get(name)
+    higher = higher_is_better(record["main_metrics"][task])
+    if own is None or other is None or higher is None:
+        return None
+    error = record.get("baseline_errors", {}).get(model, {}).get(name)
+    return Difference(own - other, error, 1, 1, math.inf).times(1.0 if higher else -1.0)
+
+
+def against_quick_model(record: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the tasks in which the network is better or worse than the quick model, if there is one."""
+    found: dict[str, dict[Outcome, list[str]]] = {}
+    for model in record["baselines"]:
+        for task in record["main_metrics"] if model != CONSTANT else ():
+            difference = lead(record, model, task)
+            if difference is not None and difference.error is not None:
+                found.setdefault(model, {}).setdefault(difference.outcome(), []).append(task)
+    return [
+        f"Against {model} on these test rows: "
+        f"{'; '.join(f'{outcome} in {join_names(tasks)}' for outcome, tasks in sorted(tasks_of.items()))}."
+        for model, tasks_of in found.items()
+    ]
