@@ -89,8 +89,8 @@ def errors_of_differences(network: Evaluation, model: Evaluation) -> dict[str, f
         if len(rows) < 2 or len(rows[0].label) < LEAST:
             continue
 
-        def lead(drawn: Sequence[Rows], kind: str = task.kind, metric: str = metric) -> float:
-            own, other = (value_of(kind, metric, each) for each in drawn)
+        def lead(drawn: Sequence[Rows], task: TaskSpec = task, metric: str = metric) -> float:
+            own, other = (value_of(task.kind, metric, each) for each in drawn)
             return own - other
 
         error, _ = standard_error(lead, rows, metric, DRAWS, DRAWN)
