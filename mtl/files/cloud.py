@@ -14,6 +14,10 @@ class CloudPath(PosixPath):
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
+    def absolute(self) -> CloudPath:
+        """Return the address itself, which no working directory changes."""
+        return self
+
 
 def path_of(text: str | Path) -> Path:
     """Return the path of a local file or the address of one in the cloud."""

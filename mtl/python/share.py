@@ -13,6 +13,7 @@ from mtl.checks import format_value, require
 from mtl.cli.compose import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, with_options, word
+from mtl.files.cloud import path_of
 from mtl.files.literals import escaped
 from mtl.files.writing import write_text, writing
 from mtl.options import FilePath, valid
@@ -42,7 +43,7 @@ def share(
         isinstance(options, Mapping | None), f"options={format_value(options)}: must be a dict of options and values"
     )
     own = {name: keywords.pop(name) for name in OWN if name in keywords}
-    path = Path(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
+    path = path_of(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
     if not is_path(frame):
         rows = to_polars(frame)
         if path.exists():

@@ -160,3 +160,11 @@ def test_address_on_the_command_line_needs_no_quotes_of_its_own() -> None:
     given = ["data.path=s3://visits/day=*/*.csv", "data.test_path='gs://a/b=1.csv'", "data=table"]
     words = ["data.path='s3://visits/day=*/*.csv'", "data.test_path='gs://a/b=1.csv'", "data=table"]
     assert read_line(given).words == words
+
+
+def test_share_from_python_passes_the_address_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[str] = []
+    monkeypatch.setattr("mtl.python.share.run", lambda words: given.extend(words) or {})
+    mtl.share("s3://visits/day=*/*.csv", TASKS, folder=tmp_path)
+    [path] = [word for word in read_line(given).words if word.startswith("data.path=")]
+    assert path == "data.path='s3://visits/day=*/*.csv'"
