@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, Trainer
 
 from mtl.checks import require_packages
 from mtl.options import validated
-from mtl.training.baselines import ROWS, Model, Predict, chosen, constant, fit
+from mtl.training.baselines import OUTPUTS, ROWS, Model, Predict, chosen, constant, fit
 from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import Rows, metric_names, value_of
@@ -79,10 +79,11 @@ class Baselines(Callback):
 def errors_of_differences(network: Evaluation, model: Evaluation) -> dict[str, float]:
     """Return the standard error of the difference of each task's main metric, by the bootstrap over the test rows.
 
-    It is known in the first process only, and left out where it is undefined. Every process has to call this.
+    It is known in the first process only, and left out where it is undefined, and for more than ``OUTPUTS`` tasks, as
+    the quick model. Every process has to call this.
     """
     found = {}
-    for name, task in model.tasks.items():
+    for name, task in model.tasks.items() if len(model.tasks) <= OUTPUTS else ():
         metric = network.shown[name][0]
         pair = [each.gathered_rows(name) for each in (network, model)] if metric in model.shown[name] else []
         rows = [each for each in pair if each is not None]

@@ -115,11 +115,14 @@ def _sentence(task: str, metric: str, results: Results) -> str:
     record, parts = results.model_dump(), list[str]()
     for model, values in results.baselines.items():
         difference = lead(record, model, task)
-        if difference is not None:
-            value, outcome = number(values[f"{task}/{metric}"]), difference.outcome()
-            error = "" if difference.error is None else f", difference {difference.mean:+.3g} ± {difference.error:.2g}"
-            link = "against" if outcome == Outcome.OPEN else "than"
-            parts.append(f"{outcome} {link} {model} ({value}{error})")
+        if difference is None:
+            continue
+        value, outcome = number(values[f"{task}/{metric}"]), difference.outcome()
+        if difference.error is None:  # too few rows, or too many tasks
+            parts.append(f"beside {model} ({value})")
+            continue
+        link = "against" if outcome == Outcome.OPEN else "than"
+        parts.append(f"{outcome} {link} {model} ({value}, lead {difference.mean:+.3g} ± {difference.error:.2g})")
     where = ", on these test rows " if parts else ""
     return f"{task}: {metric} {number(results.test.get(f'{task}/{metric}'))}{where}{', '.join(parts)}"
 
