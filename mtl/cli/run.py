@@ -161,7 +161,7 @@ def _run(
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
     for logger in trainer.loggers:
-        logger.log_hyperparams(module.config)
+        logger.log_hyperparams({**module.config, "command": commands.command_of(cfg.words)})
     if trainer.world_size > 1:
         first = trainer.node_rank * trainer.num_devices
         ranks = range(first, first + trainer.num_devices)

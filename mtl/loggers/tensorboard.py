@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,7 @@ class TensorBoardLog(TensorBoardLogger):
         """Show the command and the tasks; with the test, the options go to the page HPARAMS."""
         self.config = params
         tasks = flatten({"tasks": (params.get("data") or {}).get("tasks") or {}})
-        command = f"mtl train {shlex.join(params.get('words') or ())}"
-        lines = [command, *(f"{name}: {value}" for name, value in tasks.items())]
+        lines = [str(params.get("command", "")), *(f"{name}: {value}" for name, value in tasks.items())]
         self.experiment.add_text("run", "\n".join(f"    {printable(line)}" for line in lines))
 
     @rank_zero_only

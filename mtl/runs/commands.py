@@ -67,6 +67,11 @@ def run_command(words: Sequence[str]) -> str:
     return shlex.join([*program(), *config_dirs(searched), *others])
 
 
+def command_of(words: Sequence[str]) -> str:
+    """Return the command of this process's run of ``words``, with the folders of YAML files that it was given."""
+    return shlex.join([*program(), *config_dirs(LINE.searched), *words])
+
+
 def config_dirs(searched: Iterable[str]) -> list[str]:
     """Return the flags that name the folders of YAML files in ``searched``."""
     return [word for path in searched for word in ("--config-dir", near(path.removeprefix("file://")))]

@@ -49,12 +49,13 @@ def test_tensorboard_compares_options_and_tests(tmp_path: Path) -> None:
     logger = TensorBoardLog(str(tmp_path))
     tasks = {"a": {"kind": "regression"}}
     config = {"seed": 3, "choices": {"gate": "topk"}, "gate": {"k": 4}, "words": ["gate.k=4", "+x='<b>'"]}
-    logger.log_hyperparams(config | {"data": {"tasks": tasks}})
+    logger.log_hyperparams(config | {"data": {"tasks": tasks}, "command": "mtl train --config-dir own gate.k=4"})
     logger.log_metrics({"test/loss": 1.0, "test/a/mse": 2.0, "test/dead_experts": 0.0}, 9)
     logger.close()
     found = events(tmp_path)
     assert {name: found.Scalars(name)[0].value for name in found.Tags()["scalars"]} == {"test/loss": 1, "test/a/mse": 2}
-    assert b"tasks.a.kind: regression" in found.Tensors("run/text_summary")[0].tensor_proto.string_val[0]
+    [shown] = found.Tensors("run/text_summary")[0].tensor_proto.string_val
+    assert shown == b"    mtl train --config-dir own gate.k=4\n    tasks.a.kind: regression"
     content = HParamsPluginData.FromString(found.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content)
     options = content.session_start_info.hparams
     assert (options["gate"].string_value, options["gate.k"].number_value, options["seed"].number_value) == (
