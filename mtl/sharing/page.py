@@ -22,7 +22,7 @@ from mtl.report.statistics import DELTA, number_text, p_text
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
-from mtl.sharing.settings import Comparison
+from mtl.sharing.settings import EARLY, Comparison
 
 RULE = (
     "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "
@@ -98,7 +98,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
 
 def _matrices(found: Comparison, affinity: np.ndarray) -> list[Table]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
-    note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
+    note = f"TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first {EARLY:.0%} of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
     others = np.where(np.eye(len(affinity), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here

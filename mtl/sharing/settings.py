@@ -23,6 +23,7 @@ from mtl.tune.space import derived_seed
 
 NO_SEARCH = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}  # the space is empty
 NO_PRUNING = {"_target_": "optuna.pruners.NopPruner"}
+EARLY = 0.3  # of the steps; chosen among parts of a tenth to the whole, see benchmarks/accuracy/sharing.md
 
 
 class Share(Work):
@@ -110,12 +111,12 @@ class Comparison:
     def affinity(self) -> np.ndarray:
         """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.
 
-        They are means over the first half of each joint run. Later, gradients are mostly noise, even those of related
-        tasks.
+        They are means over the ``EARLY`` part of each joint run. Later, what is left of the gradients is noise, and the
+        steps of related tasks, which share features, hurt each other most.
         """
         files = [path / "conflict.csv" for path in self.runs({TOGETHER: self.settings[TOGETHER]})]
         tables = [read_table(file) for file in files if file.exists()]
-        early = pl.col("step") <= pl.max_horizontal(pl.max("step") / 2, pl.min("step"))
+        early = pl.col("step") <= pl.max_horizontal(EARLY * pl.max("step"), pl.min("step"))
         table = pl.concat([each.filter(early) for each in tables]) if tables else as_table([])
         return 100 * matrix(table, "affinity", self.tasks)
 
