@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, Trainer
 
@@ -89,12 +90,15 @@ def errors_of_differences(network: Evaluation, model: Evaluation) -> dict[str, f
         rows = [each for each in pair if each is not None]
         if len(rows) < 2 or len(rows[0].label) < LEAST:
             continue
+        # Sorted, so that the draws do not depend on the order of the rows, nor on how processes share them
+        columns = [value for each in rows for value in (each.likelihood, each.prediction, each.label) if value.dim()]
+        order = torch.from_numpy(np.lexsort([value.numpy() for value in columns]))
 
         def lead(drawn: Sequence[Rows], task: TaskSpec = task, metric: str = metric) -> float:
             own, other = (value_of(task.kind, metric, each) for each in drawn)
             return own - other
 
-        error, _ = standard_error(lead, rows, metric, DRAWS, DRAWN)
+        error, _ = standard_error(lead, [each.at(order) for each in rows], metric, DRAWS, DRAWN)
         if error is not None:
             found[f"{name}/{metric}"] = error
     return found

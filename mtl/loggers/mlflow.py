@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import tempfile
@@ -99,11 +100,8 @@ class MLflowLog(MLFlowLogger):
             needed = [f"mtl-experts=={mtl.__version__}"]
             mlflow.pyfunc.save_model(model, loader_module=__name__, data_path=card, pip_requirements=needed)
             self.experiment.log_artifacts(self.run_id, str(model), MODEL)
-        try:
+        with contextlib.suppress(MlflowException):  # it is there already; for another reason, the next line fails too
             self.experiment.create_registered_model(self._register)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
         self.experiment.create_model_version(self._register, f"runs:/{self.run_id}/{MODEL}", self.run_id)
 
 

@@ -98,6 +98,10 @@ def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
     expected = (losses[0] - losses[1]).std(ddof=1) / np.sqrt(len(losses[0]))
     assert errors_of_differences(*evaluations) == {"number/mse": pytest.approx(expected, rel=0.25)}
     assert errors_of_differences(evaluations[0], evaluations[0]) == {"number/mse": 0.0}
+    found, other = errors_of_differences(*evaluations), [Evaluation([NUMBER]) for _ in range(2)]
+    for before, after in zip(evaluations, other, strict=True):
+        after._batches["number"] = before._batches["number"][::-1]
+    assert errors_of_differences(*other) == found  # in another order of the rows
     alone = losses[0].std() / np.sqrt(ROWS)
     assert expected < 0.5 * alone  # the pairs count
 
