@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.networks.attention import TargetAttention
-from mtl.networks.numbers import NumberEmbedding
+from mtl.networks.numbers import NumberEmbedding, SqueezedNumbers
 from mtl.nn.functional import at_least_float32
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
@@ -73,8 +73,8 @@ class TabularBottom(nn.Module):
     empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units`` sums
     them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashedTable``.
 
-    Numbers are unchanged; with ``number_dim``, those whose edges the data module has learnt get a ``NumberEmbedding``
-    of so many entries too. ``output_dim`` D is known after construction.
+    Numbers are unchanged, except that those whose edges the data module has learnt are ``squeezed``; with
+    ``number_dim``, they get a ``NumberEmbedding`` of so many entries too. ``output_dim`` D is known after construction.
     """
 
     @validated
@@ -120,7 +120,7 @@ class TabularBottom(nn.Module):
                 self.output_dim += dims[name]
             elif isinstance(spec, Numeric):
                 if number_dim is None or not any(spec.edges):
-                    self.numbers.append(nn.Identity())
+                    self.numbers.append(SqueezedNumbers(spec.edges) if any(spec.edges) else nn.Identity())
                     self.output_dim += spec.width
                 else:
                     embedding = NumberEmbedding(spec.edges, number_dim)

@@ -15,6 +15,33 @@ from mtl.options import Count, validated
 SOFT_BOUND = 3.0  # standard deviations from which on numbers are squeezed
 
 
+def squeezed(numbers: Tensor) -> Tensor:
+    """Squeeze numbers smoothly, x / sqrt(1 + (x / 3)^2): a few may be far from all others.
+
+    From RealMLP (Holzmüller et al. 2024, arXiv 2407.04491).
+    """
+    return numbers / (1 + (numbers / SOFT_BOUND).square()).sqrt()
+
+
+class SqueezedNumbers(nn.Module):
+    """Squeeze the numbers that have edges, see ``NumberEmbedding``."""
+
+    column: Tensor
+
+    def __init__(self, edges: Sequence[Sequence[float]]) -> None:
+        super().__init__()
+        self.register_buffer("column", _with_edges(edges), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x [B, width]`` to the same shape."""
+        return x.index_copy(1, self.column, squeezed(x[:, self.column]))
+
+
+def _with_edges(edges: Sequence[Sequence[float]]) -> Tensor:
+    """Return which numbers have edges, and so at least one bin."""
+    return torch.tensor([index for index, own in enumerate(edges) if len(own) > 1], dtype=torch.int64)
+
+
 class NumberEmbedding(KeepsBufferPrecision):
     """Give each number with edges a piecewise-linear embedding beside the number itself.
 
@@ -24,8 +51,7 @@ class NumberEmbedding(KeepsBufferPrecision):
         p_i(x) = clamp((x - e_(i-1)) / (e_i - e_(i-1)), 0, 1)
 
     Its embedding is W p(x) + v x + b, with parameters of the column's own. W starts at 0, so the embedding starts
-    linear. The numbers themselves are squeezed smoothly, x / sqrt(1 + (x / 3)^2), since a few may be far from all
-    others (Holzmüller et al. 2024, arXiv 2407.04491).
+    linear. The numbers themselves are ``squeezed``.
 
     ``edges``: for each number its edges, in the units of the inputs. A number without edges is 1 where the number
     before it is missing: there p is 0. It stays as it is.
@@ -39,7 +65,8 @@ class NumberEmbedding(KeepsBufferPrecision):
     @validated
     def __init__(self, edges: Sequence[Sequence[float]], dim: Count) -> None:
         super().__init__()
-        columns = [index for index, own in enumerate(edges) if len(own) > 1]
+        found = _with_edges(edges)
+        columns: list[int] = found.tolist()
         bins = max((len(edges[column]) - 1 for column in columns), default=1)
         # A column with fewer bins has empty ones at infinity, whose entries are always 0
         lower, width = torch.full((len(columns), bins), math.inf), torch.ones(len(columns), bins)
@@ -51,7 +78,7 @@ class NumberEmbedding(KeepsBufferPrecision):
         # Column of the mark of each number; one without a mark reads a column of zeros that ``forward`` appends
         marks = [column + 1 if column + 1 < len(edges) and not edges[column + 1] else len(edges) for column in columns]
         self.register_buffer("mark", torch.tensor(marks, dtype=torch.int64), persistent=False)
-        self.register_buffer("column", torch.tensor(columns, dtype=torch.int64), persistent=False)
+        self.register_buffer("column", found, persistent=False)
         self.weight = nn.Parameter(torch.zeros(len(columns), bins, dim))
         self.slope = nn.Parameter(torch.randn(len(columns), dim) / 2)
         self.bias = nn.Parameter(torch.randn(len(columns), dim) / 2)
@@ -60,7 +87,7 @@ class NumberEmbedding(KeepsBufferPrecision):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [B, width]`` to ``[B, output_dim]``."""
         numbers = x[:, self.column]  # [B, C]
-        soft = numbers / (1 + (numbers / SOFT_BOUND).square()).sqrt()
+        soft = squeezed(numbers)
         inside = ((numbers[..., None] - self.lower) / self.width).clamp(0, 1)  # [B, C, m]
         missing = F.pad(x, (0, 1))[:, self.mark, None]
         inside = inside * (1 - missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,30 @@ def test_values_and_gradients_equal_the_equations(
             values[name][place] = values[name][place].real
             assert abs(slope - float(parameter.grad[place])) < 1e-10 * max(1, abs(slope)), (name, place)
     assert bottom.embeddings[0].weight.grad[0].tolist() == [0, 0]  # padding
+
+
+def test_numbers_of_tables_equal_their_equations() -> None:
+    """x / sqrt(1 + (x / 3)^2) for numbers with edges, and with ``number_dim`` W p(x) + v x + b (arXiv 2203.05556)."""
+    torch.manual_seed(0)
+    x = torch.tensor([[-9.0, 0.0, 1.0, 0.3], [0.5, 1.0, 0.0, 9.0], [1.4, 0.0, 0.0, -1.0]], dtype=torch.float64)
+    edges = [[-1.0, 0.0, 2.0], [], [], [-0.5, 0.5]]  # column 1 marks the gaps of column 0; column 2 has no edges
+    inputs = {"n": Numeric(4, edges=tuple(map(tuple, edges)))}
+    soft = x.numpy() / np.sqrt(1 + (x.numpy() / 3) ** 2)
+    plain = np.stack([soft[:, 0], x[:, 1], x[:, 2], soft[:, 3]], 1)
+    assert np.allclose(TabularBottom(inputs)({"n": x}), plain)
+    bottom: Any = TabularBottom(inputs, number_dim=2).double()
+    weight = torch.randn_like(bottom.numbers[0].weight)
+    bottom.numbers[0].weight.data = weight
+    slope, bias = (getattr(bottom.numbers[0], name).detach().numpy() for name in ("slope", "bias"))
+    for row, values in enumerate(bottom({"n": x}).detach().numpy()):
+        expected = [plain[row]]
+        for place, column in enumerate((0, 3)):
+            p = [np.clip((float(x[row, column]) - low) / (high - low), 0, 1) for low, high in pairwise(edges[column])]
+            missing = column == 0 and bool(x[row, 1])
+            binned = sum(part * weight[place, bin].numpy() * (not missing) for bin, part in enumerate(p))
+            expected.append(binned + soft[row, column] * slope[place] + bias[place])
+        assert np.allclose(values, np.concatenate(expected))
+    assert bottom.output_dim == 8
 
 
 def test_more_padding_changes_nothing() -> None:
