@@ -69,7 +69,7 @@ class Conflict(Callback):
         if self.rows and trainer.is_global_zero:
             table = as_table(self.rows)
             write_text(self.folder / "conflict.csv", table.write_csv())
-            save_picture(draw(table), self.folder / "conflict.png", trainer.loggers, trainer.global_step)
+            save_picture(draw([table]), self.folder / "conflict.png", trainer.loggers, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [list(row) for row in self.rows]}

@@ -17,6 +17,7 @@ from mtl.files.records import LONGEST, own_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MOST = 16  # pairs of tasks, or layers, with a line of their own
+EARLY = 0.3  # of the steps; chosen among parts of a tenth to the whole, see benchmarks/accuracy/sharing.md
 
 
 def as_table(rows: Sequence[Any]) -> pl.DataFrame:
@@ -42,13 +43,27 @@ def matrix(table: pl.DataFrame, quantity: str, tasks: Sequence[str]) -> np.ndarr
     return np.array([[means.get((task, other), np.nan) for other in tasks] for task in tasks], float)
 
 
-def draw(table: pl.DataFrame) -> Figure:
-    """Draw norms and cosines over the training, mean cosines by layer, and mean affinities from row to column."""
+def affinities(tables: Sequence[pl.DataFrame], tasks: Sequence[str]) -> np.ndarray:
+    """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.
+
+    They are means over the ``EARLY`` part of each run. Later, what is left of the gradients is noise, and the steps of
+    related tasks, which share features, hurt each other most.
+    """
+    early = pl.col("step") <= pl.max_horizontal(EARLY * pl.max("step"), pl.min("step"))
+    return 100 * matrix(pl.concat([as_table([]), *(each.filter(early) for each in tables)]), "affinity", tasks)
+
+
+def draw(tables: Sequence[pl.DataFrame]) -> Figure:
+    """Draw norms and cosines over the training, mean cosines by layer, and ``affinities`` from row to column.
+
+    ``tables``: of runs with the same tasks. Lines are means over the runs.
+    """
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     [[norms, cosines], [layers, affinity]] = figure.subplots(2, 2)
-    tasks = table["task"].unique(maintain_order=True).to_list()
+    known = pl.concat(tables).filter(pl.col("value").is_finite())
+    known = known.group_by(*COLUMNS, maintain_order=True).agg(pl.mean("value"))
+    tasks = tables[0]["task"].unique(maintain_order=True).to_list()
     names = [unformatted(task) for task in tasks]
-    known = table.filter(pl.col("value").is_finite())
     whole = known.filter(layer="all")
     _lines(norms, whole.filter(quantity="norm").with_columns(name=pl.col("task")), "norm of the gradient")
     pairs = whole.filter(quantity="cosine").with_columns(name=pl.format("{}, {}", "task", "other"))
@@ -56,13 +71,14 @@ def draw(table: pl.DataFrame) -> Figure:
     by_layer = known.filter(pl.col("quantity") == "cosine", pl.col("layer") != "all")
     means = by_layer.group_by("step", "layer", maintain_order=True).agg(pl.mean("value")).rename({"layer": "name"})
     _lines(layers, means, "mean cosine, by layer")
-    values = 100 * matrix(table, "affinity", tasks)
+    values = affinities(tables, tasks)
     np.fill_diagonal(values, np.nan)  # of a task to itself, which says nothing about sharing and hides the others
     largest = np.nanmax(np.abs(values), initial=1e-12)
     image = affinity.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
     affinity.set_xticks(range(len(tasks)), names, rotation=90 if len(tasks) > 3 else 0, fontsize=8)
     affinity.set_yticks(range(len(tasks)), names, fontsize=8)
-    affinity.set(title="affinity: fall of the column's loss\nby a step for the row's task, %")
+    title = f"affinity: fall of the column's loss by a step\nfor the row's task, %, first {EARLY:.0%} of the run"
+    affinity.set(title=title)
     for (row, column), value in np.ndenumerate(values if len(tasks) <= 8 else values[:0]):
         ink = "black" if abs(value) < 0.6 * largest else "white"
         affinity.text(column, row, f"{value:.2g}" if np.isfinite(value) else "", ha="center", va="center", color=ink)

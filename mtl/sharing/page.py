@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from mtl.analysis.conflicts import EARLY, draw
 from mtl.checks import require
 from mtl.files.literals import markdown, printable
 from mtl.files.tables import Table
 from mtl.files.writing import write_json
-from mtl.report.page import Section, picture_of
+from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.statistics import DELTA, number_text, p_text
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
-from mtl.sharing.settings import EARLY, Comparison
+from mtl.sharing.settings import Comparison
 
 RULE = (
     "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "
@@ -79,9 +80,8 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "\n\n".join(markdown(line if line.endswith(".") else f"{line}.") for line in lines)
         + f"\n\n    {printable(command)}"
     )
-    paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
-    path = next((path for path in paths if path.exists()), None)
-    figures = [picture_of(path, path.parent, "Gradients of the tasks in a joint run", True)] if path else []
+    conflicts = found.conflicts()
+    figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
         Section("Answers", text, tables=[_table([*tested, *tested_gates]), _choice([*sharing, *gates])]),
         Section("Affinities", tables=_matrices(found, affinity), figures=figures),

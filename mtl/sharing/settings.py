@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from mtl.analysis.conflicts import as_table, matrix, read_table
+from mtl.analysis.conflicts import affinities, read_table
 from mtl.options import Count, Long, Name, Positive
 from mtl.report.runs import Named, read_named_runs
 from mtl.runs.commands import hydra_text
@@ -23,7 +23,6 @@ from mtl.tune.space import derived_seed
 
 NO_SEARCH = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}  # the space is empty
 NO_PRUNING = {"_target_": "optuna.pruners.NopPruner"}
-EARLY = 0.3  # of the steps; chosen among parts of a tenth to the whole, see benchmarks/accuracy/sharing.md
 
 
 class Share(Work):
@@ -108,17 +107,14 @@ class Comparison:
         runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
         return gains(runs, {name: setting.mates for name, setting in settings.items()}, "val")
 
-    def affinity(self) -> np.ndarray:
-        """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.
-
-        They are means over the ``EARLY`` part of each joint run. Later, what is left of the gradients is noise, and the
-        steps of related tasks, which share features, hurt each other most.
-        """
+    def conflicts(self) -> list[pl.DataFrame]:
+        """Return what the joint runs measured of their gradients, see ``mtl.analysis.conflicts.as_table``."""
         files = [path / "conflict.csv" for path in self.runs({TOGETHER: self.settings[TOGETHER]})]
-        tables = [read_table(file) for file in files if file.exists()]
-        early = pl.col("step") <= pl.max_horizontal(EARLY * pl.max("step"), pl.min("step"))
-        table = pl.concat([each.filter(early) for each in tables]) if tables else as_table([])
-        return 100 * matrix(table, "affinity", self.tasks)
+        return [read_table(file) for file in files if file.exists()]
+
+    def affinity(self) -> np.ndarray:
+        """Return the ``affinities`` of the joint runs."""
+        return affinities(self.conflicts(), self.tasks)
 
     def predicted_gain(self) -> float:
         """Return the mean over tasks of the gains, in percent, that ``gains`` predicts for the chosen groups."""

@@ -101,13 +101,13 @@ def write_run_page(
 
 
 def _overview(results: Results, notes: Sequence[str]) -> Section:
-    """Return the main metrics in words, advice, and the table of all metrics beside those of other models."""
+    """Return advice, the main metrics in words, and the table of all metrics beside those of other models."""
     table = by_task(results.model_dump())
     if isinstance(table, str):  # of many tasks
         lines, tables = [line.strip() for line in table.splitlines()], []
     else:
         lines, tables = [_sentence(*each, results) for each in results.main_metrics.items()], [table]
-    return Section("How good it is", bullets([*lines, *results.advice]), tables=tables, notes=notes)
+    return Section("How good it is", bullets([*results.advice, *lines]), tables=tables, notes=notes)
 
 
 def _sentence(task: str, metric: str, results: Results) -> str:

@@ -164,16 +164,18 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     rows = [(step, "cosine", layer, *tasks, 0.5) for step in (1, 2) for layer in ("all", "$_")]
     mixture = Report(tasks, {"$": tally(torch.eye(2))}, {}, Probabilities(), {})
     routed = Report(tasks, {}, {}, Probabilities(), {"$": torch.ones(2, 3, dtype=torch.bool)})
-    for name, figure in {"conflict": draw(as_table(rows)), **mixture.figures(), **routed.figures()}.items():
+    for name, figure in {"conflict": draw([as_table(rows)]), **mixture.figures(), **routed.figures()}.items():
         figure.savefig(tmp_path / f"{name}.png")
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_affinities_show_other_tasks_with_their_values() -> None:
-    """A task's own affinity is far larger: it would set the colours of all."""
+    """A task's own affinity is far larger: it would set the colours of all. The later part of a run does not count."""
     values = {("a", "a"): 0.5, ("a", "b"): 0.01, ("b", "a"): -0.002, ("b", "b"): 0.7}
     rows = [(1, "affinity", "all", *pair, value) for pair, value in values.items()]
-    [image] = draw(as_table(rows)).axes[3].images
+    late = [(4, *row[1:5], 9.0) for row in rows]
+    two = [[(*row[:5], value * factor) for *row, value in rows] for factor in (0.5, 1.5)]
+    [image] = draw([as_table([*each, *late]) for each in two]).axes[3].images
     assert np.allclose(image.get_array().filled(np.nan), [[np.nan, 1.0], [-0.2, np.nan]], equal_nan=True)
     assert image.get_clim() == (-1.0, 1.0)
     assert [text.get_text() for text in image.axes.texts] == ["", "1", "-0.2", ""]
