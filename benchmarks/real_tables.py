@@ -250,10 +250,11 @@ def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
     each = by_split(table)
     means = each.group_by("table", "held_out", "contender", maintain_order=True).mean().drop("split")
     lines = ["# One network for all targets, or a model for each?", ""]
+    unseen = complete(means, held_out=True)
+    lines += [answer(unseen), ""] if {*RIVALS, *NETWORKS} <= {*unseen["contender"]} else []
     titles = {True: "Tables on which no default was chosen", False: "Tables on which defaults were chosen"}
     for held_out, title in titles.items():
-        half = means.filter(pl.col("held_out") == held_out)
-        half = half.filter(pl.len().over("table") == pl.col("contender").n_unique())  # with all contenders
+        half = complete(means, held_out)
         if not set(half["contender"]) >= {*RIVALS}:
             continue
         splits = each.filter(pl.col("held_out") == held_out)["split"].n_unique()
@@ -268,6 +269,30 @@ def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
         lines += ["| option | mean difference [95 %] | better on | CPU time |", "|---|---|---|---|"]
         lines += [*effects(by_split(tried)), ""]
     return "\n".join([*lines, EXPLANATION])
+
+
+def complete(means: pl.DataFrame, held_out: bool) -> pl.DataFrame:
+    """Return the tables of one half that have all contenders."""
+    half = means.filter(pl.col("held_out") == held_out)
+    return half.filter(pl.len().over("table") == pl.col("contender").n_unique())
+
+
+def answer(half: pl.DataFrame) -> str:
+    """Return what the tables say, in a few sentences."""
+    own = {name: ranks(half, name) for name in NETWORKS}
+    rival = min(RIVALS, key=lambda name: ranks(half, name).mean())
+    listed = [f"{name} {interval(found)}, first on {int((found == 1).sum())}" for name, found in own.items()]
+    first = f"first on {int((ranks(half, rival) == 1).sum())} of {half['table'].n_unique()}"
+    return (
+        f"On tables on which no default was chosen, {rival}, one model for each target, is the best of the others "
+        f"({first}). The mean rank of one network among the others and itself: {'; '.join(listed)}."
+    )
+
+
+def ranks(half: pl.DataFrame, name: str) -> Any:
+    """Return the place of a contender on each table that it and the rivals have, among the rivals and itself."""
+    among = [*RIVALS, *([] if name in RIVALS else [name])]
+    return rankdata(-wide(half, among), axis=1)[:, among.index(name)]
 
 
 def wide(half: pl.DataFrame, contenders: Sequence[str], values: str = "score") -> Any:
@@ -295,12 +320,10 @@ def against_rivals(half: pl.DataFrame) -> list[str]:
     heads = [f"rank, {name} ({tables['table'].n_unique()})" for name, tables in groups.items()]
     lines = [f"| | {' | '.join(heads)} | first on | log loss | CPU s |", "|---" * (len(heads) + 4) + "|"]
     for name in there:
-        among = [*RIVALS, *([] if name in RIVALS else [name])]
-        place = among.index(name)
-        ranks = {group: rankdata(-wide(tables, among), axis=1)[:, place] for group, tables in groups.items()}
-        shown = [interval(own) if group == "all" else f"{own.mean():.2f}" for group, own in ranks.items()]
+        places = {group: ranks(tables, name) for group, tables in groups.items()}
+        shown = [interval(own) if group == "all" else f"{own.mean():.2f}" for group, own in places.items()]
         own = half.filter(pl.col("contender") == name)
-        count = f"{int((ranks['all'] == 1).sum())} of {len(ranks['all'])}"
+        count = f"{int((places['all'] == 1).sum())} of {len(places['all'])}"
         row = [name, *shown, count, f"{own['log_loss'].mean():.3f}", f"{own['cpu_seconds'].mean():.1f}"]
         lines.append(f"| {' | '.join(row)} |")
     return lines

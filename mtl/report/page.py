@@ -21,6 +21,7 @@ from mtl.files.tables import Table, bullets
 from mtl.report.settings import Settings
 
 _DPI = 120  # of figures in a page
+LARGE = 520  # pixels: a picture that is wider, mostly of several panels, is not made smaller for a phone
 _BRACKETS = "In brackets: 95 % intervals."
 
 
@@ -112,8 +113,10 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
     def image(self: Any, tokens: Any, index: int, *_: Any) -> str:
         shown = pictures[tokens[index].attrs["src"]]
         data, caption = base64.b64encode(shown.png).decode(), escape(printable(shown.caption))
+        size = "large" if shown.width > LARGE else "small"
         return (
-            f'<figure style="width: {shown.width}px"><img src="data:image/png;base64,{data}" alt="{caption}" '
+            f'<figure class="{size}" style="width: {shown.width}px">'
+            f'<img src="data:image/png;base64,{data}" alt="{caption}" '
             f'width="{shown.width}"><figcaption>{caption}</figcaption></figure>'
         )
 
