@@ -24,7 +24,7 @@ NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is 
 NUMBERING = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
 ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
-FEW = 8  # and have no more values than this, are taken for categories,
+FEW = 32  # and have no more values than this, are taken for categories,
 MOST = 256  # and up to so many values have both an id and a place on the scale of numbers
 EXACT = 2.0**53  # whole numbers from here on may be rounded in Float64
 UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
@@ -127,7 +127,7 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
     Whole numbers are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier.
-    Up to ``MOST`` that repeat are both.
+    Such numbers have a place on their scale too, but for two numbers, such as 0 and 1, which have no order to learn.
     Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
 
     Raises InputError if several formats fit, if dates have two, or if a column is mostly numbers or dates (unless
@@ -237,8 +237,8 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
                 return Inferred("numeric", "an identifier with few rows each", form)
             return Inferred("categorical", "named like an identifier", form)
         if distinct <= MOST and distinct * ROWS_PER_VALUE <= count:
-            few = distinct <= FEW
-            return Inferred("categorical" if few else "numeric", "whole numbers that repeat", form, repeats=not few)
+            kind: Kind = "categorical" if distinct <= FEW else "numeric"
+            return Inferred(kind, "whole numbers that repeat", form, repeats=distinct > 2)
         why = "whole numbers" if distinct * ROWS_PER_VALUE <= count else ""
     return Inferred("numeric", why, form)
 

@@ -119,9 +119,8 @@ NUMBER, CODES = {NUMERIC: Numeric(1)}, {"c": Categorical(4)}
 
 # Column c (at for dates), options, and the inputs that follow; None: there is nothing but x, which is numeric
 COLUMNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
-    "few whole numbers that repeat": ([i % 3 for i in range(40)], {}, CODES),
+    "whole numbers that repeat": ([i % 3 for i in range(40)], {}, CODES | NUMBER),
     "two whole numbers": ([i % 2 for i in range(40)], {}, {"c": Categorical(3)}),
-    "whole numbers that repeat": ([i % 9 for i in range(90)], {}, {"c": Categorical(10)} | NUMBER),
     "one half among them": ([i % 3 + 0.5 * (i == 39) for i in range(40)], {}, NUMBER),
     "days as numbers": ([f"2026{1 + i % 9:02}01" for i in range(40)], {}, NUMBER),
     "texts": ([" Bern", "Ulm ", "Rom", "Ulm"] * 10, {}, CODES),
@@ -165,8 +164,7 @@ def test_kinds(name: str, way: str, tmp_path: Path) -> None:
     found = rows_of(data)
     expected_rows = again(data).encode(frame, "rows")
     assert all(torch.equal(found.inputs[input], expected_rows[input]) for input in data.spec.inputs)
-    # Rows do not depend on each other
-    single = [data.row_encoder.encode(frame[i : i + 1], "rows") for i in range(len(frame))]
+    single = [data.row_encoder.encode(frame[i : i + 1], "rows") for i in range(40)]  # rows do not depend on each other
     assert all(torch.equal(torch.cat([row[one] for row in single]), found.inputs[one]) for one in found.inputs)
 
 
@@ -383,7 +381,7 @@ def many(count: int = COUNT, seed: int = 0) -> pl.DataFrame:
             "user": draw.integers(0, 20, count),
             "city": draw.choice(["Bern", " Ulm", "Rom ", "Oslo"], count),
             "price": draw.normal(1e3, 1e-1, count),
-            "floor": draw.integers(0, 9, count).astype(float),  # whole numbers as floats: also categories
+            "floor": draw.integers(0, 5, count).astype(float),  # whole numbers as floats: categories
             "text_number": [f"{value:.3f}" for value in draw.normal(size=count)],
             "text_code": [str(value) for value in draw.integers(0, 9, count)],
             "late": draw.integers(0, 9, count) + np.where(np.arange(count) > 450, 0.5, 0.0),
