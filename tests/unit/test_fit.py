@@ -85,7 +85,7 @@ def test_endings_of_new_words_are_learnt() -> None:
     labels, stems = draw.integers(0, 2, rows), draw.integers(10**4, 10**5, (rows, 4))
     texts = [f"{a} {b} {c}{'ing' if y else 'ed'} {d}" for (a, b, c, d), y in zip(stems, labels, strict=True)]
     frame = pl.DataFrame({"comment": texts, "noise": draw.normal(size=rows), "y": labels})
-    options = QUICK | {"max_epochs": 10, "lr": 0.03}
+    options = QUICK | {"max_epochs": 20, "lr": 0.03}
     without, read = (mtl.fit(frame, {"y": "binary"}, texts=names, **options) for names in ([], ["comment"]))
     assert without.metrics["y/auroc"] < 0.7
     assert read.metrics["y/auroc"] > 0.95
