@@ -6,7 +6,8 @@ test rows go to ``accuracy/real_tables.csv``, results that are there already are
 ``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``; the slow neural rival, which
 ``--contenders realmlp`` adds, needs ``pip install pytabkit`` too. ``--try recipe.dropout=0.3 recipe.k=1`` runs only the
 ensemble and the ensemble with another value of each option, on the tables for development; their scores go to
-``accuracy/real_tables_options.csv``, and the page has the effects.
+``accuracy/real_tables_options.csv``, and the page has the effects. After a change of the network or of the encoding,
+delete the rows that it concerns.
 """
 
 from __future__ import annotations
@@ -263,7 +264,8 @@ def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
     if tried is not None:
         count = tried["split"].n_unique()
         lines += [
-            f"Another value of one option, against the ensemble of the same table and split, {count} of each:",
+            f"Another value of one option, against the ensemble of the same table and split, {count} of each; both from "
+            "before columns of two numbers were categories:",
             "",
         ]
         lines += ["| option | mean difference [95 %] | better on | CPU time |", "|---|---|---|---|"]
@@ -278,7 +280,7 @@ def complete(means: pl.DataFrame, held_out: bool) -> pl.DataFrame:
 
 
 def answer(half: pl.DataFrame) -> str:
-    """Return what the tables say, in a few sentences."""
+    """Return what the mean scores of the tables on which no default was chosen say, in two sentences."""
     own = {name: ranks(half, name) for name in NETWORKS}
     rival = min(RIVALS, key=lambda name: ranks(half, name).mean())
     listed = [f"{name} {interval(found)}, first on {int((found == 1).sum())}" for name, found in own.items()]
@@ -290,7 +292,7 @@ def answer(half: pl.DataFrame) -> str:
 
 
 def ranks(half: pl.DataFrame, name: str) -> Any:
-    """Return the place of a contender on each table that it and the rivals have, among the rivals and itself."""
+    """Return the places ``[tables]`` of a contender among the rivals and itself, from 1, on the tables of all."""
     among = [*RIVALS, *([] if name in RIVALS else [name])]
     return rankdata(-wide(half, among), axis=1)[:, among.index(name)]
 
@@ -381,7 +383,8 @@ interval from 10,000 bootstrap samples of the tables. `mixture` is `mtl.fit` wit
 model for each target with their defaults: the trees of CatBoost, LightGBM and XGBoost (up to 1,000) stop after 50
 rounds without improvement on the validation rows, linear models are ridge and logistic regressions, RealMLP has its
 tuned defaults. One thread each; CPU seconds grow with the other load of the machine, so compare them roughly. The
-tables are described in `benchmarks/tables`. By `python benchmarks/real_tables.py`; all numbers:
+tables are described in `benchmarks/tables`. One default was not chosen without the first half: taking whole numbers
+with up to 8 values for categories alone was given up when it made the ensembles worse there. By `python benchmarks/real_tables.py`; all numbers:
 [real_tables.csv](real_tables.csv).
 """
 

@@ -254,8 +254,8 @@ methods, and of `{TUNED}` the weights of the tasks too, from 1/4 to 4. Methods t
 representation, GradNorm at the parameters. Intervals are of 10,000 bootstrap samples of the tables, p of Wilcoxon's
 test over the tables, after Holm's correction over the methods of a part. "Tables that would decide": so many would
 show the observed mean difference, with its spread over tables, in four of five studies. CPU seconds are of one run;
-they grow with the other load of the machine. By `python benchmarks/sharing_methods.py`; all runs:
-[{OUT.name}]({OUT.name}).
+they grow with the other load of the machine. All runs are from before columns of two numbers were categories. By
+`python benchmarks/sharing_methods.py`; all runs: [{OUT.name}]({OUT.name}).
 """
 
 

@@ -25,7 +25,7 @@ NUMBERING = re.compile(r"id|index|row|row number|unnamed \d+")  # names of colum
 ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
 FEW = 32  # and have no more values than this, are taken for categories,
-MOST = 256  # and up to so many values have both an id and a place on the scale of numbers
+MOST = 256  # and from three up to so many values have both an id and a place on the scale of numbers
 EXACT = 2.0**53  # whole numbers from here on may be rounded in Float64
 UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
 WORDS = 3.0  # free text has more words than this in a cell, on average,
@@ -127,7 +127,7 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
     Whole numbers are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier.
-    Such numbers have a place on their scale too, but for two numbers, such as 0 and 1, which have no order to learn.
+    Repeated numbers, up to ``MOST``, are both categories and numbers. Two, such as 0 and 1, are only categories.
     Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
 
     Raises InputError if several formats fit, if dates have two, or if a column is mostly numbers or dates (unless

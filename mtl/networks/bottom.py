@@ -119,8 +119,11 @@ class TabularBottom(nn.Module):
                 self.categorical.append(name)
                 self.output_dim += dims[name]
             elif isinstance(spec, Numeric):
-                if number_dim is None or not any(spec.edges):
-                    self.numbers.append(SqueezedNumbers(spec.edges) if any(spec.edges) else nn.Identity())
+                if not any(spec.edges):
+                    self.numbers.append(nn.Identity())
+                    self.output_dim += spec.width
+                elif number_dim is None:
+                    self.numbers.append(SqueezedNumbers(spec.edges))
                     self.output_dim += spec.width
                 else:
                     embedding = NumberEmbedding(spec.edges, number_dim)

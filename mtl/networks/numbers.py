@@ -16,7 +16,7 @@ SOFT_BOUND = 3.0  # standard deviations from which on numbers are squeezed
 
 
 def squeezed(numbers: Tensor) -> Tensor:
-    """Squeeze numbers smoothly, x / sqrt(1 + (x / 3)^2): a few may be far from all others.
+    """Return x / sqrt(1 + (x / 3)^2) for numbers ``[...]`` in standard units, since a few may be far from all others.
 
     From RealMLP (Holzmüller et al. 2024, arXiv 2407.04491).
     """
@@ -24,7 +24,10 @@ def squeezed(numbers: Tensor) -> Tensor:
 
 
 class SqueezedNumbers(nn.Module):
-    """Squeeze the numbers that have edges, see ``NumberEmbedding``."""
+    """Return numbers ``squeezed`` if they have edges, and others, such as marks of missing numbers, as they are.
+
+    ``edges``: of each number, see ``NumberEmbedding``.
+    """
 
     column: Tensor
 
@@ -38,7 +41,7 @@ class SqueezedNumbers(nn.Module):
 
 
 def _with_edges(edges: Sequence[Sequence[float]]) -> Tensor:
-    """Return which numbers have edges, and so at least one bin."""
+    """Return the places ``[C]`` of the numbers with two edges or more, and so with bins."""
     return torch.tensor([index for index, own in enumerate(edges) if len(own) > 1], dtype=torch.int64)
 
 
@@ -65,8 +68,8 @@ class NumberEmbedding(KeepsBufferPrecision):
     @validated
     def __init__(self, edges: Sequence[Sequence[float]], dim: Count) -> None:
         super().__init__()
-        found = _with_edges(edges)
-        columns: list[int] = found.tolist()
+        column = _with_edges(edges)
+        columns: list[int] = column.tolist()
         bins = max((len(edges[column]) - 1 for column in columns), default=1)
         # A column with fewer bins has empty ones at infinity, whose entries are always 0
         lower, width = torch.full((len(columns), bins), math.inf), torch.ones(len(columns), bins)
@@ -78,7 +81,7 @@ class NumberEmbedding(KeepsBufferPrecision):
         # Column of the mark of each number; one without a mark reads a column of zeros that ``forward`` appends
         marks = [column + 1 if column + 1 < len(edges) and not edges[column + 1] else len(edges) for column in columns]
         self.register_buffer("mark", torch.tensor(marks, dtype=torch.int64), persistent=False)
-        self.register_buffer("column", found, persistent=False)
+        self.register_buffer("column", column, persistent=False)
         self.weight = nn.Parameter(torch.zeros(len(columns), bins, dim))
         self.slope = nn.Parameter(torch.randn(len(columns), dim) / 2)
         self.bias = nn.Parameter(torch.randn(len(columns), dim) / 2)

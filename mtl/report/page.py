@@ -21,7 +21,7 @@ from mtl.files.tables import Table, bullets
 from mtl.report.settings import Settings
 
 _DPI = 120  # of figures in a page
-LARGE = 520  # pixels: a picture that is wider, mostly of several panels, is not made smaller for a phone
+LARGE = 520  # CSS pixels: a wider picture, mostly of several panels, keeps its size on a phone and scrolls
 _BRACKETS = "In brackets: 95 % intervals."
 
 
