@@ -68,8 +68,8 @@ class NumberEmbedding(KeepsBufferPrecision):
     @validated
     def __init__(self, edges: Sequence[Sequence[float]], dim: Count) -> None:
         super().__init__()
-        column = _with_edges(edges)
-        columns: list[int] = column.tolist()
+        places = _with_edges(edges)
+        columns: list[int] = places.tolist()
         bins = max((len(edges[column]) - 1 for column in columns), default=1)
         # A column with fewer bins has empty ones at infinity, whose entries are always 0
         lower, width = torch.full((len(columns), bins), math.inf), torch.ones(len(columns), bins)
@@ -81,7 +81,7 @@ class NumberEmbedding(KeepsBufferPrecision):
         # Column of the mark of each number; one without a mark reads a column of zeros that ``forward`` appends
         marks = [column + 1 if column + 1 < len(edges) and not edges[column + 1] else len(edges) for column in columns]
         self.register_buffer("mark", torch.tensor(marks, dtype=torch.int64), persistent=False)
-        self.register_buffer("column", column, persistent=False)
+        self.register_buffer("column", places, persistent=False)
         self.weight = nn.Parameter(torch.zeros(len(columns), bins, dim))
         self.slope = nn.Parameter(torch.randn(len(columns), dim) / 2)
         self.bias = nn.Parameter(torch.randn(len(columns), dim) / 2)
