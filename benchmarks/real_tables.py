@@ -374,18 +374,18 @@ def scores(half: pl.DataFrame) -> list[str]:
     return lines
 
 
-EXPLANATION = """Scores: mean over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the test rows, and over
-the splits; the best of a row is in bold. Log losses are means over the targets that are classes. Each split draws the
-rows anew, into 60 % training, 20 % validation and 20 % test, and is the seed of all contenders. The rank of a
-contender is its place among linear models, LightGBM, CatBoost and itself by the score of a table, with a 95 %
-interval from 10,000 bootstrap samples of the tables. `mixture` is `mtl.fit` with `recipe="table"`, its default, and
+EXPLANATION = """Scores: mean over the targets of R2 (regression), AUROC (binary) or accuracy (multiclass) on the test
+rows, and over the splits; the best of a row is in bold. Log losses are means over the targets that are classes. Each
+split draws the rows anew, into 60 % training, 20 % validation and 20 % test, and is the seed of all contenders. The
+rank of a contender is its place among linear models, LightGBM, CatBoost and itself by the score of a table, with a 95
+% interval from 10,000 bootstrap samples of the tables. `mixture` is `mtl.fit` with `recipe="table"`, its default, and
 `ensemble` with `recipe="table_ensemble"`; two more ensembles are of other networks, without gates. The others train
 one model for each target with their defaults: the trees of CatBoost, LightGBM and XGBoost (up to 1,000) stop after 50
 rounds without improvement on the validation rows, linear models are ridge and logistic regressions, RealMLP has its
 tuned defaults. One thread each; CPU seconds grow with the other load of the machine, so compare them roughly. The
 tables are described in `benchmarks/tables`. One default was not chosen without the first half: taking whole numbers
-with up to 8 values for categories alone was given up when it made the ensembles worse there. By `python
-benchmarks/real_tables.py`; all numbers: [real_tables.csv](real_tables.csv).
+with up to 8 values for categories alone was given up when it made the ensembles worse there. By
+`python benchmarks/real_tables.py`; all numbers: [real_tables.csv](real_tables.csv).
 """
 
 
