@@ -4,8 +4,9 @@ Each file of ``benchmarks/tables`` describes a table with several targets: where
 columns that give a target away. All contenders have their defaults; validation rows stop them early. The scores of the
 test rows go to ``accuracy/real_tables.csv``, results that are there already are not computed again, and the page
 ``accuracy/real_tables.md`` is written from the file. Needs ``pip install -e '.[bench]'``; the slow neural rival, which
-``--contenders realmlp`` adds, needs ``pip install pytabkit`` too. ``--try recipe.dropout=0.3 recipe.k=1`` runs only the
-ensemble and the ensemble with another value of each option, on the tables for development; their scores go to
+``--contenders realmlp`` adds, needs ``pip install pytabkit`` too. ``--contenders "catboost, 30 trials" "mixture, 30
+trials"`` adds searches of their options, about an hour for a few tables. ``--try recipe.dropout=0.3 recipe.k=1`` runs
+only the ensemble and the ensemble with another value of each option, on the tables for development; their scores go to
 ``accuracy/real_tables_options.csv``, and the page has the effects. After a change of the network or of the encoding,
 delete the rows that it concerns.
 """
@@ -15,7 +16,10 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
-import time
+import os
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pandas
 import polars as pl
 from common import ROOT
@@ -48,7 +53,9 @@ FIELDS = (
 ROUNDS = 50  # without improvement, after which trees stop
 RIVALS = ("linear", "lightgbm", "catboost")  # which the ranks compare our networks with
 OTHERS = (*RIVALS, "xgboost", "realmlp")
-SLOW = ("realmlp",)  # run by name only
+TRIALS = 30
+TUNED = ("catboost, 30 trials", "mixture, 30 trials")
+SLOW = ("realmlp", *TUNED)  # run by name only
 ENSEMBLE = {"recipe": "table_ensemble"}
 NETWORKS: dict[str, dict[str, Any]] = {
     "mixture": {"recipe": "table"},
@@ -101,7 +108,28 @@ def network(tasks: Mapping[str, str], frames: Frames, seed: int, changes: Any, *
     frame, valid, test = (frames[part] for part in ("train", "valid", "test"))
     options = {"threads": 1, "baseline": "none"} | changes
     model = mtl.fit(frame, tasks, valid=valid, test=test, seed=seed, progress=False, options=options, **keywords)
-    predicted, found = model.predict(test.drop(tasks)), {}
+    return predictions_of(model, tasks, frames)
+
+
+def tuned(tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]:
+    """Search options by ``mtl tune study=table``; return the predictions of the best trial, as ``network`` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part, rows in frames.items():
+            rows.write_parquet(f"{folder}/{part}.parquet")
+        files = {"path": "train", "val_path": "valid", "test_path": "test"}
+        words = [f"data.{option}={folder}/{part}.parquet" for option, part in files.items()]
+        words += [f"data.tasks.{task}={{kind: {kind}}}" for task, kind in tasks.items()]
+        words += ["data=table", "baseline=none", "threads=1", f"seed={seed}", f"paths.output_dir={folder}"]
+        words += ["study=table", "gate=comet", f"n_trials={TRIALS}", "sampler=tpe", "name=search"]
+        subprocess.run([sys.executable, "-m", "mtl", "tune", *words], check=True, stdout=subprocess.DEVNULL)
+        (own,) = Path(folder, "studies", "search").glob("comet*")
+        study = optuna.load_study(study_name=None, storage=f"sqlite:///{own.parent}/study.db")
+        return predictions_of(mtl.load(own / f"trial_{study.best_trial.number:05d}"), tasks, frames)
+
+
+def predictions_of(model: Any, tasks: Mapping[str, str], frames: Frames) -> dict[str, Any]:
+    """Return the predictions of the test rows by target: ``[N]``, or of classes the probabilities ``[N, classes]``."""
+    predicted, found = model.predict(frames["test"].drop(tasks)), {}
     for task, kind in tasks.items():
         if kind == "regression":
             found[task] = predicted[f"{task}_prediction"].to_numpy()
@@ -109,7 +137,7 @@ def network(tasks: Mapping[str, str], frames: Frames, seed: int, changes: Any, *
             positive = predicted[f"{task}_probability"].to_numpy()
             found[task] = np.column_stack([1 - positive, positive])
         else:
-            classes = classes_of(frame[task])
+            classes = classes_of(frames["train"][task])
             found[task] = predicted.select(f"{task}_probability_{name}" for name in classes).to_numpy()
     return found
 
@@ -132,6 +160,7 @@ def others(name: str, tasks: Mapping[str, str], frames: Frames, seed: int) -> di
         labels = {part: numbers(frames[part][task], classes)[mask] for part, mask in there.items()}
         x = {part: rows[there[part]] for part, rows in inputs.items()}
         fits = {"linear": linear, "lightgbm": lightgbm, "catboost": catboost, "xgboost": xgboost, "realmlp": realmlp}
+        fits[TUNED[0]] = tuned_catboost
         found[task] = fits[name](kind, x, labels, words, seed)(inputs["test"])
     return found
 
@@ -171,12 +200,38 @@ def lightgbm(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Call
 
 def catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
     """Return the predictor of CatBoost's default trees, see ``lightgbm``."""
+    model = catboost_trees(kind, x, y, words, seed)
+    return model.predict if kind == "regression" else model.predict_proba
+
+
+def catboost_trees(kind: str, x: Any, y: Any, words: Sequence[str], seed: int, **options: Any) -> Any:
+    """Return CatBoost's trees, with their defaults but for ``options``; see ``lightgbm``."""
     import catboost
 
     make = catboost.CatBoostRegressor if kind == "regression" else catboost.CatBoostClassifier
-    model: Any = make(verbose=0, thread_count=1, allow_writing_files=False, random_seed=seed)
+    model: Any = make(verbose=0, thread_count=1, allow_writing_files=False, random_seed=seed, **options)
     valid = (x["valid"], y["valid"])
     model.fit(x["train"], y["train"], cat_features=words, eval_set=valid, early_stopping_rounds=ROUNDS)
+    return model
+
+
+def tuned_catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of the best of ``TRIALS`` by the loss of the validation rows; the first has the defaults."""
+    found: list[tuple[float, Any]] = []
+
+    def loss(trial: optuna.Trial) -> float:
+        options = {
+            "learning_rate": trial.suggest_float("learning_rate", 0.01, 0.3, log=True),
+            "depth": trial.suggest_int("depth", 3, 9),
+            "l2_leaf_reg": trial.suggest_float("l2_leaf_reg", 1, 30, log=True),
+            "random_strength": trial.suggest_float("random_strength", 0.1, 10, log=True),
+        }
+        model = catboost_trees(kind, x, y, words, seed, **(options if found else {}))
+        found.append((min(model.get_best_score()["validation"].values()), model))
+        return found[-1][0]
+
+    optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed)).optimize(loss, TRIALS)
+    model = min(found, key=lambda each: each[0])[1]
     return model.predict if kind == "regression" else model.predict_proba
 
 
@@ -216,15 +271,17 @@ def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
     """Train a contender on a split of a table, and return a row of the file for each target."""
     tasks, frames = read(name, split)
     held_out = bool(OmegaConf.load(TABLES / f"{name}.yaml").held_out)
-    began = time.process_time()
-    if contender in OTHERS:
+    began = sum(os.times()[:4])
+    if contender == TUNED[1]:
+        predictions = tuned(tasks, frames, split)
+    elif contender in (*OTHERS, TUNED[0]):
         predictions = others(contender, tasks, frames, split)
     else:
         base, _, word = contender.partition(WITH)
         option, _, value = word.partition("=")
         changes = {option: OmegaConf.from_dotlist([f"value={value}"]).value} if word else {}
         predictions = network(tasks, frames, split, changes, **NETWORKS[base])
-    seconds, rows = time.process_time() - began, []
+    seconds, rows = sum(os.times()[:4]) - began, []
     count = sum(map(len, frames.values()))
     for task, kind in tasks.items():
         column = frames["test"][task]
@@ -248,7 +305,8 @@ def by_split(table: pl.DataFrame) -> pl.DataFrame:
 
 def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
     """Return the page of the results: for each half, ranks and scores by table; ``tried``: of ``--try``."""
-    each = by_split(table)
+    everything = by_split(table)
+    each = everything.filter(~pl.col("contender").is_in(TUNED))
     means = each.group_by("table", "held_out", "contender", maintain_order=True).mean().drop("split")
     lines = ["# One network for all targets, or a model for each?", ""]
     unseen = complete(means, held_out=True)
@@ -261,6 +319,7 @@ def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
         splits = each.filter(pl.col("held_out") == held_out)["split"].n_unique()
         lines += [f"## {title}", "", f"{half['table'].n_unique()} tables; splits of each: {splits}.", ""]
         lines += [*against_rivals(half), "", *sharing(half), "", *scores(half), ""]
+    lines += searched(everything)
     if tried is not None:
         count = tried["split"].n_unique()
         lines += [
@@ -362,9 +421,31 @@ def effects(each: pl.DataFrame) -> list[str]:
     return lines
 
 
+def searched(each: pl.DataFrame) -> list[str]:
+    """Return the part about tables on which the options of a rival and of our network were searched; [] without any."""
+    shown = ["catboost", "mixture", *TUNED]
+    own = each.filter(pl.col("contender").is_in(shown))
+    own = own.filter(pl.len().over("table", "split") == len(shown))
+    if own.is_empty():
+        return []
+    found = {name: own.filter(pl.col("contender") == name) for name in shown}
+    gains = [(found[to]["score"] - found[start]["score"]).mean() for start, to in zip(shown, TUNED, strict=False)]
+    seconds = [found[name]["cpu_seconds"].mean() for name in TUNED]
+    return [
+        f"## After a search of {TRIALS} trials each",
+        "",
+        f"{own['table'].n_unique()} tables, splits of each: {own['split'].n_unique()}. A search of CatBoost's options "
+        f"for each target changes its scores by {gains[0]:+.4f} in {seconds[0]:,.0f} CPU seconds; one by "
+        f"`mtl tune study=table gate=comet sampler=tpe` for the network, by {gains[1]:+.4f} in {seconds[1]:,.0f}.",
+        "",
+        *scores(own.group_by("table", "contender", maintain_order=True).mean()),
+        "",
+    ]
+
+
 def scores(half: pl.DataFrame) -> list[str]:
     """Return a table of the mean scores by table and contender."""
-    shown = [name for name in (*OTHERS, *NETWORKS) if name in half["contender"].unique()]
+    shown = [name for name in (*OTHERS, *NETWORKS, *TUNED) if name in half["contender"].unique()]
     lines = [f"| table | rows | {' | '.join(shown)} |", "|---" * (2 + len(shown)) + "|"]
     for row in half.pivot("contender", index=["table", "rows"], values="score").iter_rows(named=True):
         values = [row[name] for name in shown]
@@ -394,7 +475,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tables", nargs="+", default=names, choices=names)
     parser.add_argument("--splits", nargs="+", type=int, default=[0, 1, 2])
-    every = [*OTHERS, *NETWORKS]
+    every = [*OTHERS, *NETWORKS, *TUNED]
     usual = [name for name in every if name not in SLOW]
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
     parser.add_argument("--try", dest="words", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")

@@ -12,7 +12,7 @@ from mtl.checks import suggestion
 
 COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
-    "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN"),
+    "evaluate": ("mtl.cli.train", "test the network of a run, on its test rows or others: mtl evaluate RUN [FILE]"),
     "columns": ("mtl.cli.columns", "show what the columns of a table are taken for: mtl columns FILE"),
     "tune": ("mtl.cli.tune", "search the options of a data set"),
     "share": ("mtl.cli.share", "find out which tasks should share a network"),
@@ -51,5 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from mtl.runs.commands import quoted
 
         given[0] = given[0] if given[0].startswith("evaluate=") else f"evaluate={quoted(given[0])}"
+        if given[1:] and not given[1].startswith("-") and "=" not in given[1]:
+            given[1] = f"data.test_path={quoted(given[1])}"
     module = importlib.import_module(COMMANDS[name][0])
     getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(given)

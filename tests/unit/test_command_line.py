@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
-from mtl.cli import reproduce, share, train, tune
+from mtl.cli import main, reproduce, share, train, tune
 from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.line import read_line
 from mtl.cli.study import split_words, start
@@ -56,6 +56,15 @@ def test_runs_of_a_study_get_all_folders_and_packages(tmp_path: Path, monkeypatc
     assert [(cfg.gate, cfg.trust) for cfg in found] == [({"_target_": "mine.Gate"}, ["a", "b"])] * 2
 
 
+def test_a_run_and_a_file_to_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Sequence[str]] = []
+    monkeypatch.setattr(train, "main", found.append)
+    main.main(["evaluate", "my run", "new rows.csv", "seed=1"])
+    main.main(["evaluate", "evaluate=run", "data.path=rows.csv"])
+    quoted = ["evaluate='my run'", "data.test_path='new rows.csv'", "seed=1"]
+    assert found == [quoted, ["evaluate=run", "data.path=rows.csv"]]
+
+
 def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
     reproduce.main([])
     lines = capsys.readouterr().out.splitlines()
@@ -67,9 +76,9 @@ def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("flag", ["--info", "-cn", "-cp", "--shell-completion", "--config-name=x", "-x=1"])
 def test_unknown_flag_gives_one_message(flag: str) -> None:
-    for main, name in ((train.main, "train"), (share.main, "share")):
+    for run, name in ((train.main, "train"), (share.main, "share")):
         with pytest.raises(SystemExit, match=f"^error: {flag}: no such flag; mtl {name} --help lists all$"):
-            main(["seed=1", flag])
+            run(["seed=1", flag])
     with pytest.raises(InputError, match="--config-dir nowhere: no such folder"):
         read_line(["--config-dir", "nowhere"])
     with pytest.raises(InputError, match=r"trust=5: must be a list, as in trust=\[...\]"):

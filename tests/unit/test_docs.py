@@ -96,7 +96,7 @@ def test_reference_has_every_public_name() -> None:
 
 def test_commands_of_runs_are_accepted() -> None:
     """Every option exists and has a value that it accepts. Files and checkpoints are not read."""
-    given = commands("mtl train") + [[f"evaluate={run}", *words] for run, *words in commands("mtl evaluate")]
+    given = commands("mtl train")
     assert len(given) > 20
     for command in given:
         if "--config-dir" in command:  # test_extend.py runs it
