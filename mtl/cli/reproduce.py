@@ -55,12 +55,12 @@ def listed() -> Iterator[str]:
 
 def run(words: Sequence[str]) -> None:
     """Do the missing runs of a table, after all are checked, and write the report. Without words, list all tables."""
-    from mtl.paper.command import reproduce
-
     if not words:
         for line in listed():
             print(line, flush=True)
         return
+    from mtl.paper.command import reproduce  # imports slow packages, which the list does without
+
     name, cfg, others, own = configuration(words)
     reproduce(cfg, name, others, first_run, PROGRAM, own)
 
