@@ -51,7 +51,7 @@ from .tables.chained import chained
 from .tables.columns import as_text, cell, numbers
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
-from .tables.formats import ACCEPTED, is_format
+from .tables.formats import ACCEPTED, DATES, is_format
 from .tables.growing import check_kept, grown, tasks_of
 from .tables.kinds import ColumnOptions
 from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
@@ -167,7 +167,13 @@ class TableDataModule(TensorDataModule):
             path, tasks = self.example / NAME, TASKS
         require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
-        self.labels = [task.model_copy(update={"relative": relative_losses}) for task in TargetOptions.each(tasks)]
+        self.labels = [
+            task.model_copy(update={"relative": relative_losses, "form": (formats or {}).get(task.column, "")})
+            for task in TargetOptions.each(tasks)
+        ]
+        for task in self.labels:
+            no_date = task.form not in DATES
+            require(no_date, f"data.formats.{task.column}={task.form}: the labels of task {task.name!r} are no dates")
         self.weight_column = weight_column
         columns = [*(task.weight_column for task in self.labels), weight_column]
         self.weight_columns = [column for column in columns if column is not None]
@@ -289,7 +295,10 @@ class TableDataModule(TensorDataModule):
 
         Raises InputError, with ``where``, for a missing column or a bad cell.
         """
-        source, columns = RowSource.of_frame(frame, where), [task.column for task in self.labels]
+        assert self.row_encoder is not None
+        columns = [task.column for task in self.labels]
+        texts = pl.selectors.by_name(columns, require_all=False) & pl.selectors.string()
+        source = RowSource.of_frame(frame.with_columns(texts.replace(list(self.row_encoder.empty), None)), where)
         grouped = [] if self.group_column is None else [self.group_column]
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
         rows = self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)

@@ -43,12 +43,12 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
     kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
-    require(
-        not unfit, f"{where}: {join_names(unfit)}: constants, dates, lists, identifiers and free text are no labels"
-    )
+    message = f"{where}: {join_names(unfit)}: constants, dates, lists, identifiers and free text are no labels"
+    require(not unfit, "; ".join([message, *(one.problem for one in candidates if one.name in unfit and one.problem)]))
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
     options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
-    targets = TargetOptions.each(options)
+    forms = {one.name: one.form for one in candidates if one.form and tasks.get(one.name) == "regression"}
+    targets = [task.model_copy(update={"form": forms.get(task.column, "")}) for task in TargetOptions.each(options)]
     inputs = [column for column in columns if column not in tasks]
     require(bool(inputs), f"{where}: no column is left as input")
     found, _, sample = infer(blocks, rows, inputs, targets, where, given)
@@ -58,7 +58,7 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
             logger.warning("%s", column.problem)
     for advice in split_advice(found, rows):
         logger.info("%s", advice)
-    return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
+    return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options, forms))
 
 
 def split_advice(columns: Sequence[ColumnLearner], rows: int) -> list[str]:
@@ -89,13 +89,13 @@ def task_name(column: str) -> str:
     return re.sub(r"[^\w -]+", "_", column).strip() or "task"
 
 
-def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any]) -> list[str]:
-    """Return the options as lines of YAML."""
+def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any], forms: dict[str, str]) -> list[str]:
+    """Return the options as lines of YAML; ``forms``: the formats of labels."""
     by_kind = {
         "categorical": [one.name for one in columns if one.used and (one.kind == "categorical" or one.repeats)],
         "numeric": [one.name for one in columns if one.used and (one.kind == "numeric" or one.repeats)],
         "dates": [one.name for one in columns if one.used and one.kind == "date"],
-        "formats": {one.name: one.form for one in columns if one.used and one.form and one.is_parsed},
+        "formats": {one.name: one.form for one in columns if one.used and one.form and one.is_parsed} | forms,
         "ignore": [one.name for one in columns if not one.used],
     }
     lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]

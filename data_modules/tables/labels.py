@@ -20,7 +20,7 @@ from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
 from .columns import CategoryEncoder, as_text, cell, numbers, parse
-from .kinds import check_type
+from .kinds import ColumnOptions, check_type, format_of, quoted
 from .statistics import Counts, Moments
 
 logger = logging.getLogger(__name__)
@@ -105,13 +105,15 @@ class TargetOptions(LabelOptions):
     """The labels of task ``name``.
 
     ``relative``: the loss of a task with classes is divided by that of predicting their shares in the training rows,
-    so that it is about 1 at first, as that of a regression in standard units is.
+    so that it is about 1 at first, as that of a regression in standard units is. ``form``: how the numbers of a
+    regression are written, see ``formats.py``.
     """
 
     name: str
     column: str
     metrics: Names
     relative: bool = False
+    form: str = ""
 
     @staticmethod
     def each(tasks: Any) -> list[TargetOptions]:
@@ -246,7 +248,13 @@ class TargetOptions(LabelOptions):
 
     def numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression; raise InputError, with file and row, if one is too large or negative."""
-        values = numbers(frame, self.column, where)
+        try:
+            values = numbers(frame, self.column, where, form=self.form)
+        except InputError as error:
+            column = frame[self.column]
+            form = format_of(column, ColumnOptions(), "numeric", lambda row: cell(frame, self.column, row, where))
+            hint = f", or set 'data.formats={{{self.column}: {quoted(form)}}}'" if form and not self.form else ""
+            raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
             low = (values <= 0 if self.transform else values < 0).arg_true()
             asked = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"

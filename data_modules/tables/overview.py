@@ -123,7 +123,7 @@ def leaks(
 ) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
     targets = {
-        task.name: parse(sample[task.column]).fill_null(float("nan")).to_numpy()
+        task.name: parse(sample[task.column], task.form).fill_null(float("nan")).to_numpy()
         if task.kind == "regression"
         else classes_of(sample[task.column])
         for task in labels

@@ -11,6 +11,7 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
+from mtl.checks import InputError
 from mtl.cli.use import export, predict
 from mtl.use.serve import Predictor
 from mtl.use.trained import TrainedModel
@@ -93,3 +94,29 @@ def test_program_gives_the_predictions(
     described = json.loads((tmp_path / "preprocessing.json").read_text())
     assert described["inputs"]["tags"] == {"shape": ["rows", 4], "dtype": "int64"}
     assert described["data"]["encoder"]["elements"]["tags"]["vocabulary"]["values"] == ["blue", "new", "red", "sale"]
+
+
+def test_labels_with_decimal_commas_and_cells_that_count_as_empty(tmp_path: Path) -> None:
+    """In the file of the training, in a table of texts and in one of numbers, the labels are the same."""
+    number = pl.int_range(ROWS)
+    plain = visits()[:ROWS].with_columns(
+        minutes=pl.when(number % 9 > 0).then(1000 * pl.col("minutes").round(1)),
+        clicked=pl.when(number % 7 > 0).then("clicked"),
+    )
+    texts = plain.with_columns(
+        minutes=pl.col("minutes").cast(pl.String).str.replace(".", ",", literal=True).fill_null("n/a"),
+        clicked=pl.col("clicked").fill_null("NULL"),
+    )
+    with pytest.raises(InputError, match=r"'data.formats=\{minutes: \"1.234,5\"\}'"):
+        train_table(tmp_path, texts, WORDS[0])
+    folder = train_table(tmp_path, texts, WORDS[0], 'data.formats={minutes: "1.234,5"}')
+    model = mtl.load(folder / "checkpoints" / "best.ckpt", device="cpu")
+    assert next(task for task in model.spec.tasks if task.name == "minutes").mean == pytest.approx(
+        plain["minutes"].mean(), rel=0.1
+    )
+    found = model.evaluate(texts)
+    text = plain.with_columns(pl.col("minutes").cast(pl.String).str.replace(".", ",", literal=True))
+    assert found == pytest.approx(model.evaluate(text))
+    assert found["minutes/mse"] > 0
+    with pytest.raises(InputError, match=r"data.formats.minutes=dd/mm/yyyy: the labels of task 'minutes' are no dates"):
+        train_table(tmp_path, texts, WORDS[0], "data.formats={minutes: dd/mm/yyyy}")

@@ -49,6 +49,22 @@ def test_a_split_by_time_or_by_user_is_advised(
     assert "split_by=group" not in out
 
 
+def test_labels_with_decimal_commas_or_bad_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    days = [f"{n % 9},{n % 7}" for n in range(100)]
+    pl.DataFrame({"x": range(100), "days": [*days[:90], *["n/a"] * 10]}).write_csv("rows.csv")
+    columns(capsys, "rows.csv", "days")
+    options = written("my_conf/data/rows.yaml")
+    assert options["formats"] == {"days": "1.234,5"}
+    assert options["tasks"] == {"days": {"column": "days", "kind": "regression"}}
+    assert options["path"] == "rows.csv"
+    pl.DataFrame({"x": range(100), "days": [*days[:99], "soon"]}).write_csv("rows.csv")
+    with pytest.raises(SystemExit, match=r"column 'days', row 100: 'soon' is not a number as in 1.234,5"):
+        main(["columns", "rows.csv", "days", "--force"])
+
+
 def test_options_teach_what_is_inferred(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,12 +144,12 @@ def test_mixed_cells_are_counted_and_what_is_advised_works_beside_the_written_op
     monkeypatch.chdir(tmp_path)
     days = [f"2024-03-{day:02}" if day % 2 else f"{day:02}.04.2024" for day in range(1, 29)] * 15
     table: dict[str, Any] = {"day": days, "level": [row % 40 for row in range(420)], "y": [0, 1, 1, 0, 1] * 84}
-    table |= {"leak": ["ab"[y] for y in table["y"]], "height": [f"{row / 7:.2f}" for row in range(417)] + ["n/a"] * 3}
+    table |= {"leak": ["ab"[y] for y in table["y"]], "height": [f"{row / 7:.2f}" for row in range(417)] + ["soon"] * 3}
     pl.DataFrame(table).write_csv("t.csv")
     words = " ".join(columns(capsys, "t.csv", "y").split())
     assert "as in dd.mm.yyyy and yyyy-mm-dd" in words
     assert "whole numbers that repeat; also a category" in words
-    assert "row 418: 'n/a' is not a number, but most of the column is; 3 of 420 cells are not" in words
+    assert "row 418: 'soon' is not a number, but most of the column is; 3 of 420 cells are not" in words
     assert "Once the cell above is dealt with, train with them:" in words
     found = accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=t", "data.ignore=[leak,height]"])
     data = build_data(found)
