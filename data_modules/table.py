@@ -82,8 +82,8 @@ class TableDataModule(TensorDataModule):
     ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``TargetOptions``, with a kind. An empty
     cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text that
     ``texts`` does not name. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric``
-    names it; ``formats`` says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see
-    ``tables/formats.py``). Categories become ids; unknown ones, those with fewer than ``min_count`` training rows and
+    names it; ``formats`` says how the dates or numbers of a column, also of labels and weights, are written, as in
+    {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become ids; unknown ones, those with fewer than ``min_count`` training rows and
     all but the ``max_categories`` most frequent ones share id 0. In each training step, a random ``unknown_share`` of
     the known ids become the unknown id, so that its embedding is trained too. Numbers are scaled to mean 0 and standard
     deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour and age,
@@ -460,7 +460,8 @@ class TableDataModule(TensorDataModule):
 
     def _weights(self, frame: pl.DataFrame, where: str) -> dict[str, Tensor]:
         """Return the weight of each row for each task ``[N]``, as the columns have it, else 1. Raises InputError."""
-        read = {name: read_weights(frame, name, where) for name in self.weight_columns}
+        forms = self.given.formats
+        read = {name: read_weights(frame, name, where, forms.get(name, "")) for name in self.weight_columns}
         columns = self._weight_columns_by_task()
         return {name: torch.ones(len(frame)) if not column else read[column] for name, column in columns.items()}
 
@@ -468,9 +469,9 @@ class TableDataModule(TensorDataModule):
         return {task.name: task.weight_column or self.weight_column for task in self.labels}
 
 
-def read_weights(frame: pl.DataFrame, name: str, where: str) -> Tensor:
+def read_weights(frame: pl.DataFrame, name: str, where: str, form: str = "") -> Tensor:
     """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
-    column = numbers(frame, name, where)
+    column = numbers(frame, name, where, form=form)
     bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
     if len(bad):
         raise InputError(f"{cell(frame, name, bad[0], where)} is not a weight, a number from 0 to {HEAVIEST:g}")

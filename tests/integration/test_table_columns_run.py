@@ -104,18 +104,22 @@ def test_labels_with_decimal_commas_and_cells_that_count_as_empty(tmp_path: Path
         clicked=pl.when(number % 7 > 0).then("clicked"),
     )
     texts = plain.with_columns(
+        heavy=pl.lit("0,5"),
         minutes=pl.col("minutes").cast(pl.String).str.replace(".", ",", literal=True).fill_null("n/a"),
         clicked=pl.col("clicked").fill_null("NULL"),
     )
     with pytest.raises(InputError, match=r"'data.formats=\{minutes: \"1.234,5\"\}'"):
         train_table(tmp_path, texts, WORDS[0])
-    folder = train_table(tmp_path, texts, WORDS[0], 'data.formats={minutes: "1.234,5"}')
+    words = ["data.weight_column=heavy", 'data.formats={minutes: "1.234,5", heavy: "1.234,5"}']
+    folder = train_table(tmp_path, texts, WORDS[0], *words)
     model = mtl.load(folder / "checkpoints" / "best.ckpt", device="cpu")
     assert next(task for task in model.spec.tasks if task.name == "minutes").mean == pytest.approx(
         plain["minutes"].mean(), rel=0.1
     )
     found = model.evaluate(texts)
-    text = plain.with_columns(pl.col("minutes").cast(pl.String).str.replace(".", ",", literal=True))
+    text = plain.with_columns(
+        pl.lit("0,5").alias("heavy"), pl.col("minutes").cast(pl.String).str.replace(".", ",", literal=True)
+    )
     assert found == pytest.approx(model.evaluate(text))
     assert found["minutes/mse"] > 0
     with pytest.raises(InputError, match=r"data.formats.minutes=dd/mm/yyyy: the labels of task 'minutes' are no dates"):
