@@ -25,19 +25,8 @@ from .columns import FILE
 PARQUET = ".parquet"
 ROWS = 1 << 16  # rows of a block
 CELL = 16  # bytes of memory that it takes at least to read a cell of a Parquet file
-NULL_VALUES = (
-    "",
-    "NA",
-    "N/A",
-    "n/a",
-    "#N/A",
-    "<NA>",
-    "NaN",
-    "nan",
-    "NULL",
-    "null",
-    "None",
-)  # texts that count as empty cells, by default
+# Texts that count as empty cells, by default
+NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
 LISTED = 10  # differences in a message
 
