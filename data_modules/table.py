@@ -83,15 +83,15 @@ class TableDataModule(TensorDataModule):
     cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text that
     ``texts`` does not name. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric``
     names it; ``formats`` says how the dates or numbers of a column, also of labels and weights, are written, as in
-    {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become ids; unknown ones, those with fewer than ``min_count`` training rows and
-    all but the ``max_categories`` most frequent ones share id 0. In each training step, a random ``unknown_share`` of
-    the known ids become the unknown id, so that its embedding is trained too. Numbers are scaled to mean 0 and standard
-    deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour and age,
-    see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists``
-    maps columns to the separator of their elements, such as "|", or to a separator and a ``target``, a column of
-    categories: the list then shares the vocabulary of its target, and networks compare its elements with the target's
-    cell. ``texts`` names columns of free text, whose words and letter groups become ids likewise, see
-    ``words_and_groups``. Kinds, categories, means and classes come from the training rows only.
+    {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become ids; unknown ones, those with fewer than
+    ``min_count`` training rows and all but the ``max_categories`` most frequent ones share id 0. In each training step,
+    a random ``unknown_share`` of the known ids become the unknown id, so that its embedding is trained too. Numbers are
+    scaled to mean 0 and standard deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month,
+    day, weekday, hour and age, see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as
+    categories do; ``lists`` maps columns to the separator of their elements, such as "|", or to a separator and a
+    ``target``, a column of categories: the list then shares the vocabulary of its target, and networks compare its
+    elements with the target's cell. ``texts`` names columns of free text, whose words and letter groups become ids
+    likewise, see ``words_and_groups``. Kinds, categories, means and classes come from the training rows only.
 
     A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
