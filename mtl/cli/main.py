@@ -12,7 +12,7 @@ from mtl.checks import suggestion
 
 COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
-    "evaluate": ("mtl.cli.train", "test the network of a run, on its test rows or others: mtl evaluate RUN [FILE]"),
+    "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN [FILE]"),
     "columns": ("mtl.cli.columns", "show what the columns of a table are taken for: mtl columns FILE"),
     "tune": ("mtl.cli.tune", "search the options of a data set"),
     "share": ("mtl.cli.share", "find out which tasks should share a network"),
