@@ -123,9 +123,9 @@ def tuned(tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]
         words += ["data=table", "baseline=none", "threads=1", f"seed={seed}", f"paths.output_dir={folder}"]
         words += ["study=table", "gate=comet", f"n_trials={TRIALS}", "sampler=tpe", "name=search"]
         subprocess.run([sys.executable, "-m", "mtl", "tune", *words], check=True, stdout=subprocess.DEVNULL)
-        (own,) = Path(folder, "studies", "search").glob("comet*")
-        study = optuna.load_study(study_name=None, storage=f"sqlite:///{own.parent}/study.db")
-        return predictions_of(mtl.load(own / f"trial_{study.best_trial.number:05d}"), tasks, frames)
+        own = Path(folder, "studies", "search")
+        study = optuna.load_study(study_name=None, storage=f"sqlite:///{own}/study.db")
+        return predictions_of(mtl.load(own / "comet" / f"trial_{study.best_trial.number:05d}"), tasks, frames)
 
 
 def predictions_of(model: Any, tasks: Mapping[str, str], frames: Frames) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
     """Train a contender on a split of a table, and return a row of the file for each target."""
     tasks, frames = read(name, split)
     held_out = bool(OmegaConf.load(TABLES / f"{name}.yaml").held_out)
-    began = sum(os.times()[:4])
+    began = sum(os.times()[:4])  # of this process and those that it has started
     if contender == TUNED[1]:
         predictions = tuned(tasks, frames, split)
     elif contender in (*OTHERS, TUNED[0]):

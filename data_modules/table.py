@@ -295,10 +295,11 @@ class TableDataModule(TensorDataModule):
 
         Raises InputError, with ``where``, for a missing column or a bad cell.
         """
-        assert self.row_encoder is not None
-        columns = [task.column for task in self.labels]
-        texts = pl.selectors.by_name(columns, require_all=False) & pl.selectors.string()
-        source = RowSource.of_frame(frame.with_columns(texts.replace(list(self.row_encoder.empty), None)), where)
+        encoder, columns = self.row_encoder, [task.column for task in self.labels]
+        assert encoder is not None
+        read = [task.column for task in self.labels if encoder.from_text or task.kind == "regression"]  # as inputs are
+        texts = pl.selectors.by_name(read, require_all=False) & pl.selectors.string()
+        source = RowSource.of_frame(frame.with_columns(texts.replace(list(encoder.null_values), None)), where)
         grouped = [] if self.group_column is None else [self.group_column]
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
         rows = self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
