@@ -63,7 +63,8 @@ class EpochReport(Callback):
             shown.append(f"val {float(values['val/loss']):.4g}")
             shown.append(main_metric(pl_module, values))
         if "val/experts_per_sample" in values:
-            shown.append(f"{float(values['val/experts_per_sample']):.3g} experts")
+            count = f"{float(values['val/experts_per_sample']):.3g}"
+            shown.append(f"{count} expert{'s' * (count != '1')}")
         shown.append(f"{self.seconds[-1]:.3g} s")
         log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, shown)))
         left = epochs_left(trainer)

@@ -5,7 +5,6 @@ They are not forked from the process of the tests, which has threads (of polars,
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -22,11 +21,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.cli import resolvers, train
+from mtl.tune import process
 from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
 SMALL += ["callbacks.routing.pictures=false", "data.rows=[120,40,40]", "data.batch_size=40"]
-SERVER = multiprocessing.get_context("forkserver")
+SERVER = process.SERVER  # that of the runs of a study
 SERVER.set_forkserver_preload(["tests.preloaded"])
 LIMIT = 240  # seconds; only to end a program that hangs
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mtl import __version__
 from mtl.checks import suggestion
+from mtl.runs.console import make_lasting
 
 COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
@@ -33,6 +34,7 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the command line names."""
+    make_lasting()
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):

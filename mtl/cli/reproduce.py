@@ -50,7 +50,8 @@ def listed() -> Iterator[str]:
             counts.append((read(cfg, path.stem, []).count, scale))
         cost = ", ".join(f"{scale} {count:,}" for count, scale in sorted(counts))
         yield from described(path.stem, f"{purpose} Runs: {cost}.")
-    yield from ("", f"scale={SMOKE} trains each row for 10 batches. Each run ends with the time left.")
+    yield from ("", f"scale={SMOKE}: 10 batches of some rows, with each group and each gate.")
+    yield "Each run ends with the time left."
 
 
 def run(words: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
+from mtl.cli import main
 from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.errors import as_one_message
 from mtl.cli.explain import explain
@@ -17,7 +18,7 @@ from mtl.cli.help import print_help
 from mtl.cli.line import read_line
 from mtl.runs.commands import Line, hydra_text
 
-PROGRAM = (sys.executable, "-m", "mtl", "train")
+PROGRAM = main.main  # what the process of a run does
 FOLDERS = {"paths.run_dir", "hydra.run.dir"}
 BOTH = "hydra.searchpath"  # option of the study and of its runs: folders of further YAML files
 

@@ -28,6 +28,9 @@ class SweepTable(Callback):
     varied: dict[str, int] | None = None  # the number of values of each option; unknown in the process of a launcher
     began = 0.0
 
+    def __init__(self) -> None:
+        self.said = set[str]()
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self.began = time.monotonic()
         atexit.register(self.stopped, config)
@@ -39,8 +42,12 @@ class SweepTable(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
+            from mtl.runs.console import ConsoleHandler
             from mtl.runs.results import duration
 
+            for handler in logging.getLogger().handlers:  # Hydra makes new ones for each job
+                if isinstance(handler, ConsoleHandler):
+                    handler.addFilter(self._is_new)
             words, of, done = list(config.hydra.overrides.task), "", config.hydra.job.num
             if self.varied is not None:
                 words = [word for word in words if word.partition("=")[0] in self.varied]
@@ -48,6 +55,13 @@ class SweepTable(Callback):
                 left = (time.monotonic() - self.began) * (jobs - done) / max(done, 1)
                 of = f" of {jobs}" + (f", about {duration(left)} left" if done else "")
             log.info("job %d%s: %s", done + 1, of, " ".join(words))
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        """Say whether no earlier job has said the same: what the columns are taken for, say, is shown once."""
+        text = record.getMessage()
+        is_new = text not in self.said or record.levelno >= logging.ERROR
+        self.said.add(text)
+        return is_new
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):

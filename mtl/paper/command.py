@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,13 +38,13 @@ def reproduce(
     name: str,
     options: Sequence[str],
     compose: Composer,
-    program: Sequence[str],
+    program: Callable[[], object],
     own: Sequence[str] = (),
 ) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
     ``name``: the name of the file in ``conf/paper``. ``options``: options of mtl train for all runs. ``compose(words)``
-    returns the checked configuration of a run. ``program``: the words of the command mtl train. ``own``: the other
+    returns the checked configuration of a run. ``program``: see ``Launcher``. ``own``: the other
     words of the command line, whose values are in ``cfg``; the report names the words that change the file's runs.
     """
     paper = read(cfg, name, options)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +27,9 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
     "topk+": "top-k+",
 }
 
-SMOKE = "smoke"  # a scale that every file has: its laptop scale without a search, one run of each row, and in a run:
+# A scale that every file has: its laptop scale without a search, one run of enough rows to have each group and each
+# gate, and in a run:
+SMOKE = "smoke"
 TEN_BATCHES = [
     f"trainer.{name}" for name in ("max_epochs=1", *(f"limit_{at}_batches=10" for at in ("train", "val", "test")))
 ]
@@ -202,6 +204,7 @@ class Paper:
     gates: list[Part]
     words: list[str]
     known: Mapping[Key, Pair] = field(default_factory=dict)  # all rows of the file, by their keys
+    left_out: Collection[Key] = ()  # rows that are not requested although their group and their gate are
 
     def pairs(self) -> list[Pair]:
         """Return the (group, gate) of each row of the tables."""
@@ -209,7 +212,23 @@ class Paper:
 
     def gates_of(self, group: Part) -> list[Part]:
         """Return the requested gates that a group has."""
-        return [gate for gate in self.gates if (group.key, gate.key) in self.known]
+        keys = {gate.key: (group.key, gate.key) for gate in self.gates}
+        return [gate for gate in self.gates if keys[gate.key] in self.known and keys[gate.key] not in self.left_out]
+
+    def fewest(self) -> Paper:
+        """Return the table with few rows that have each group and each gate, and refer to each other if they can."""
+        sources = {(group.key, gate.key): set(self.sources(group, gate).values()) for group, gate in self.pairs()}
+        kept, parts = set[Key](), {(place, part) for key in sources for place, part in enumerate(key)}
+
+        def worth(key: Key) -> tuple[int, int, int]:
+            return len(parts & set(enumerate(key))), -len(sources[key] - kept), len(sources[key])
+
+        while parts:
+            best = max(sources, key=worth)
+            for key in (best, *sources[best]):
+                parts -= set(enumerate(key))
+                kept |= {key}
+        return replace(self, left_out=sources.keys() - kept)
 
     def sources(self, group: Part, gate: Part) -> dict[str, Key]:
         """Return the key of each row that the words of this row refer to, by the text of the reference."""
@@ -244,9 +263,10 @@ class Paper:
 
     @property
     def count(self) -> int:
-        """The number of runs, with those of searches."""
-        searched = sum(bool(self.space_of(*pair)) for pair in self.pairs())
-        return searched * self.scale.n_trials + len(self.pairs()) * (self.scale.seeds or 0)
+        """The number of runs, with those of searches and those of rows that others refer to."""
+        pairs = [pair for wave in self.waves() for pair in wave]
+        searched = sum(bool(self.space_of(*pair)) for pair in pairs)
+        return searched * self.scale.n_trials + len(pairs) * (self.scale.seeds or 0)
 
     def published(self) -> dict[str, dict[str, dict[str, tuple[float, float | None]]]]:
         """Return the published (mean, standard error or None) in our units, by group, gate and column."""
@@ -302,7 +322,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         "seeds": 1,
         "best": None,
         "n_trials": 0,
-        "note": "one run of each row, of 10 batches: only to see that it works",
+        "note": "one run of each group and each gate, of 10 batches: only to see that it works",
     }
     scales = {**file.scales, SMOKE: file.scales["laptop"].model_copy(update=small)}
     require(file.scale in scales, f"scale={file.scale}: {name} has {', '.join(scales)}")
@@ -346,7 +366,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     found = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(words), rows)
     unsearched = [gate.key for group, gate in found.pairs() if scale.best and not found.space_of(group, gate)]
     require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
-    return found
+    return found.fewest() if file.scale == SMOKE else found
 
 
 def name_of(key: str, part: Entry) -> str:

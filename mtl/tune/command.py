@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,13 +42,13 @@ def tune(
     options: Sequence[str],
     show: str | None,
     compose: Composer,
-    program: Sequence[str],
+    program: Callable[[], object],
 ) -> None:
     """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
 
     ``name``: the name of the study's file. ``gates``, ``options``: as in ``definition.read``. ``show``: only print the
     "best" trials, or the trial with this number. ``compose(words)`` returns the checked configuration of a run.
-    ``program``: the words of the command mtl train.
+    ``program``: see ``Launcher``.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     found = definitions.read(cfg, name, gates, options)

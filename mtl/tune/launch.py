@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +16,17 @@ from optuna.trial import Trial
 
 from mtl.config.resume import is_harmless
 from mtl.files.records import LOCK, RESULTS, read_json
-from mtl.runs.channel import VARIABLE
 from mtl.runs.commands import quoted
 from mtl.runs.signals import SIGNALS
 from mtl.tune.definition import Definition
+from mtl.tune.process import LOST, started
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import words
 
 OUTPUT = "output.txt"  # everything that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
 PRUNED, FITTED = "pruned", "fitted"
-STOPPED = {128 + number for number in SIGNALS}  # exit status of a stopped run
+STOPPED = {LOST, *(128 + number for number in SIGNALS)}  # exit status of a run that was stopped
 PATIENCE = 300  # seconds in which the process of a dead worker completes its step and saves
 
 
@@ -39,9 +37,9 @@ def run_folder(folder: Path, label: str, number: int) -> Path:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Run trials as ``program``, as in ``mtl train``, in folders below ``folder``."""
+    """Run trials in folders below ``folder``; ``program`` does ``mtl train``, and can be pickled."""
 
-    program: Sequence[str]
+    program: Callable[[], object]
     folder: Path
 
     def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
@@ -96,17 +94,8 @@ class Launcher:
     def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:
         """Return the exit status of ``mtl train GIVEN``, and whether another worker has taken over the trial."""
         ours, theirs = socket.socketpair()
-        with (folder / OUTPUT).open("ab") as output:
-            process = subprocess.Popen(
-                [*self.program, *given],
-                env=os.environ | {VARIABLE: str(theirs.fileno())},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the worker, which stops the process
-            )
-        theirs.close()
+        with theirs:
+            process = started(self.program, given, folder / OUTPUT, theirs)
         try:
             with Lease(queue, trial.number, lost=process.terminate) as lease, ours.makefile("rw") as line:
                 while message := _received(line):
@@ -114,11 +103,13 @@ class Launcher:
                     with contextlib.suppress(OSError):  # it was killed meanwhile
                         line.write(answer)
                         line.flush()
-                return process.wait(), lease.is_lost
+                process.join()
+                assert process.exitcode is not None  # it has ended
+                return process.exitcode, lease.is_lost
         finally:
             ours.close()
             process.terminate()
-            process.wait()
+            process.join()
 
 
 def _received(line: TextIO) -> dict[str, float]:

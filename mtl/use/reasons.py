@@ -33,6 +33,9 @@ def reasons(
     names, rows = [task.name for task in tasks], np.arange(len(frame))
     before = model.predict(frame, names, where=where)
     found = [pl.DataFrame(schema=REASONS)]
+    warned: set[str] = getattr(model.encoder, "warned", set())
+    earlier = set(warned)
+    warned.update(model.columns)  # of the rows that are made up here, nothing is to be said
     for column in tracked(model.columns, "replacing cells"):  # each row with each cell
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)
@@ -41,6 +44,7 @@ def reasons(
             others = predicted(task, after, before[np.tile(rows, samples)]).reshape(samples, -1).mean(0)
             columns = {"row": rows, "task": task.name, "column": column, "effect": known - others}
             found.append(pl.DataFrame(columns, schema=REASONS))
+    warned.intersection_update(earlier)
     order = pl.col("task").cast(pl.Enum(names))
     return pl.concat(found).sort("row", order, -pl.col("effect").abs(), maintain_order=True)
 

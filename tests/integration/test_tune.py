@@ -102,6 +102,10 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+def children(number: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
+
+
 @pytest.mark.slow
 def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_value(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "studies" / "small"
@@ -112,9 +116,9 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
         assert time.monotonic() < deadline
         time.sleep(0.05)
     two = start(tmp_path, "n_trials=4")
-    [run_of_one] = Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split()
+    [run_of_one] = [run for server in children(one.pid) for run in children(server)]
     os.kill(one.pid, signal.SIGKILL)
-    os.kill(int(run_of_one), signal.SIGKILL)
+    os.kill(run_of_one, signal.SIGKILL)
     one.communicate()
     output, _ = two.communicate(timeout=900)
     assert two.returncode == 0, output

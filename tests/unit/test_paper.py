@@ -61,6 +61,18 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
     assert found.count == len(pairs)  # one run of each at the last scale
 
 
+@pytest.mark.parametrize(("name", "most"), [("mt_tag", 19), ("networks", 11), ("dselect_k_static", 4)])
+def test_smoke_has_each_group_each_gate_and_what_they_continue(name: str, most: int) -> None:
+    found, whole = paper(name, scale="smoke"), paper(name, scale="laptop")
+    keys = {(group.key, gate.key) for group, gate in found.pairs()}
+    for place in (0, 1):
+        assert {key[place] for key in keys} == {pair[place].key for pair in whole.pairs()}
+    assert len(keys) == found.count == most
+    referred = [set(found.sources(*pair).values()) for pair in found.pairs()]
+    assert all(sources <= keys for sources in referred)
+    assert any(referred) == (name == "mt_tag")
+
+
 def test_runs_and_their_words() -> None:
     found = paper("comet_movielens", scale="laptop", only="alpha_09,hash,comet", options=["data.max_rows=3000"])
     assert [(group.key, gate.key) for group, gate in found.pairs()] == [("alpha_09", "hash"), ("alpha_09", "comet")]
@@ -81,7 +93,7 @@ def test_runs_and_their_words() -> None:
 
 def test_numbers_of_runs_and_those_of_ten_batches() -> None:
     counts = {scale: paper("dselect_k_static", scale=scale).count for scale in ("smoke", "laptop", "paper")}
-    assert counts == {"smoke": 16, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
+    assert counts == {"smoke": 4, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
     assert paper("comet_digits", scale="paper").count == 6 * 500  # the rows are the best of them
     found = paper("comet_movielens", scale="smoke", options=["trainer.limit_train_batches=2"])
     words = found.definition(*found.pairs()[0], chosen=[]).words

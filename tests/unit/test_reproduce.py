@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+import runpy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from tests.conftest import ROOT
 # The loss is the distance of x from 2 (3 for the gate b), and a little that depends on the seed
 PROGRAM = """
 import json, pathlib, sys
-words = dict(word.split("=", 1) for word in sys.argv[1:])
+words = dict(word.split("=", 1) for word in sys.argv[2:])
 folder = pathlib.Path(words["hydra.run.dir"].strip("'"))
 with open(pathlib.Path(sys.argv[0]).with_name("words.txt"), "a") as file:
     print(json.dumps(words), file=file)
@@ -71,7 +72,9 @@ def reproduce(tmp_path: Path, words: Sequence[str] = (), own: Sequence[str] = ()
     }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
     first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
-    command.reproduce(cfg, "mine", words, lambda words: first, [sys.executable, str(tmp_path / "program.py")], own)
+    command.reproduce(
+        cfg, "mine", words, lambda words: first, partial(runpy.run_path, str(tmp_path / "program.py")), own
+    )
 
 
 def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

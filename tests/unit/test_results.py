@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import subprocess
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from mtl.cli.compose import CONF
 from mtl.cli.sweep import SweepTable
 from mtl.files.records import flatten
 from mtl.runs.commands import Line
+from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
 from tests.integration.helpers import composed
 from tests.run_folders import write_run
@@ -137,6 +139,20 @@ def test_each_job_is_announced_with_what_varies(
     every = "gate=topk seed=1 data=x trainer=fsdp"
     left = "job 3 of 12, about 50 seconds left: gate=topk seed=1 trainer=fsdp"
     assert caplog.messages == [left, f"job 3: {every}"]
+
+
+def test_what_an_earlier_job_has_said_is_not_printed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, table = multirun(tmp_path), SweepTable()
+    config.hydra.job = {"num": 0}
+    for number in range(2):
+        console = ConsoleHandler()
+        monkeypatch.setattr(logging.getLogger(), "handlers", [console])
+        table.on_job_start(config)
+        for text, level in (("columns", logging.INFO), (f"epoch {number}", logging.INFO), ("bad", logging.ERROR)):
+            console.handle(logging.makeLogRecord({"msg": text, "levelno": level}))
+    assert capsys.readouterr().out.splitlines() == ["columns", "epoch 0", "bad", "epoch 1", "bad"]
 
 
 def test_table_grows_with_each_job_and_is_printed_at_the_end(

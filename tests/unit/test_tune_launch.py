@@ -6,6 +6,7 @@ Then the parts of a study: its space, its file, and the line between a worker an
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import socket
 import sys
@@ -13,7 +14,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,7 +39,7 @@ from tests.unit.test_tune_queue import SIMPLE, old, states
 # It notes its words, reports two epochs, and then does what is under test
 PROGRAM = """
 import json, os, pathlib, signal, socket, sys
-words = dict(word.split("=", 1) for word in sys.argv[1:])
+words = dict(word.split("=", 1) for word in sys.argv[2:])
 given = words.get("hydra.run.dir") or words["ckpt"].replace("/checkpoints/last.ckpt", "")
 folder = pathlib.Path(given.strip("'"))
 with (folder.parent / "words.txt").open("a") as file:
@@ -62,7 +65,7 @@ def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher
     definition = replace(SIMPLE, words=["data=x", "data.data_dir=mine", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", n_trials=1, heartbeat=0.3, retries=2)
-    return queue, Launcher([sys.executable, str(tmp_path / "program.py")], tmp_path / "runs")
+    return queue, Launcher(partial(runpy.run_path, str(tmp_path / "program.py")), tmp_path / "runs")
 
 
 def words_of(tmp_path: Path) -> list[dict[str, str]]:
@@ -134,6 +137,25 @@ def test_a_pruned_run_stops_after_the_epoch(tmp_path: Path) -> None:
     said = run(queue, launch)
     assert said[-1].startswith("s/g trial 0: pruned")
     assert (states(queue), queue.study.trials[0].intermediate_values) == (["PRUNED"], {0: 1.0})
+
+
+def test_a_script_is_not_run_again_by_the_runs_that_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may call ``mtl.share`` without the guard that Python's multiprocessing asks for."""
+    (tmp_path / "script.py").write_text("raise AssertionError")
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    queue, launch = study(tmp_path, "results(0.5)")
+    run(queue, launch)
+    assert (states(queue), sys.modules["__main__"]) == (["COMPLETE"], script)
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_was_killed_counts(tmp_path: Path) -> None:
+    """Its exit status is lost, so its results are looked for."""
+    queue, launch = study(tmp_path, "os.kill(os.getppid(), signal.SIGKILL)\nresults(0.5)")
+    run(queue, launch)
+    assert (states(queue), len(words_of(tmp_path))) == (["COMPLETE"], 1)
 
 
 def test_a_worker_that_waits_for_the_run_folder_keeps_its_trial(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""The process of a run. On Linux it starts at once: a server forks it that has imported what every run needs.
+
+The server starts no thread and computes nothing, so the fork loses nothing and no GPU is in use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from mtl.runs.channel import VARIABLE
+
+MAIN = importlib.import_module("mtl.__main__")
+LOST = 255  # exit status of a process whose server was killed: nobody knows how it ended, or whether it has
+IMPORTED = ("mtl.checkpoints", "mtl.cli.run", "mtl.callbacks.standard", "torch.utils.tensorboard", "lightgbm")
+
+SERVER: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+SERVER.set_forkserver_preload(list(IMPORTED))
+
+
+def started(program: Callable[[], object], words: Sequence[str], output: Path, line: socket.socket) -> BaseProcess:
+    """Start ``program``, which finds ``mtl train WORDS`` in ``sys.argv``, and return its process.
+
+    What it prints is added to the file ``output``. ``line``: its end of the channel to this worker.
+    """
+    process: BaseProcess = SERVER.Process(target=_run, args=(program, list(words), output, line, dict(os.environ)))
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = MAIN  # else the process would first run the user's script
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = script
+    return process
+
+
+def _run(
+    program: Callable[[], object],
+    words: Sequence[str],
+    output: Path,
+    line: socket.socket,
+    environment: dict[str, str],
+) -> None:
+    os.setsid()  # Ctrl-C is for the worker, which stops this process
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):  # stdout and stderr
+        os.dup2(file, number)
+    os.environ.update(environment | {VARIABLE: str(line.detach())})
+    sys.modules["__main__"] = MAIN  # by its name, Lightning starts the other processes of this run
+    sys.argv = [str(MAIN.__file__), "train", *words]
+    program()
