@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,10 +91,16 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
             sections.append(replace(section, tables=[*section.tables, others]) if others else section)
     target = folders[0] if len(folders) == 1 else Path()
     count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
-    title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count
+    title = f"{_name(folders[0].resolve())}: {count}" if len(folders) == 1 else count
     intro = heading([Path(run) for each in runs for run in each.table["run"]])
     write_report(title, intro, sections, runs, target)
     _show(sections, sections, target, latex)
+
+
+def _name(folder: Path) -> str:
+    """Return the name of a folder; of one that is named by a time, with its date."""
+    named_by_time = re.fullmatch(r"\d\d-\d\d-\d\d", folder.name)
+    return f"{folder.parent.name} {folder.name}" if named_by_time else folder.name
 
 
 def _show(sections: Sequence[Any], printed: Sequence[Any], target: Path, latex: bool) -> None:

@@ -50,7 +50,7 @@ def listed() -> Iterator[str]:
             counts.append((read(cfg, path.stem, []).count, scale))
         cost = ", ".join(f"{scale} {count:,}" for count, scale in sorted(counts))
         yield from described(path.stem, f"{purpose} Runs: {cost}.")
-    yield from ("", f"scale={SMOKE}: 10 batches of some rows, with each group and each gate.")
+    yield from ("", f"scale={SMOKE}: three batches of some rows, with each group and each gate.")
     yield "Each run ends with the time left."
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from mtl.files.literals import markdown, printable
 
 # Also "12 of 40", an interval behind the number, and what stands for an undefined number
-NUMBER = re.compile(r"[+-]?\d(?:.{0,19}|[\d.,]* \[.*\])|-?")
+NUMBER = re.compile(r"[+-]?\d(?:(?: of |[^a-df-zA-Z_]){0,19}|[\d.,]* \[.*\])|-?")
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {letter: f"${letter}$" for letter in "<>|"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 _LATEX |= {"↓": r"$\downarrow$", "↑": r"$\uparrow$", "→": r"$\to$", "×": r"$\times$"}

@@ -30,8 +30,8 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
 # A scale that every file has: its laptop scale without a search, one run of enough rows to have each group and each
 # gate, and in a run:
 SMOKE = "smoke"
-TEN_BATCHES = [
-    f"trainer.{name}" for name in ("max_epochs=1", *(f"limit_{at}_batches=10" for at in ("train", "val", "test")))
+THREE_BATCHES = [
+    f"trainer.{name}" for name in ("max_epochs=1", *(f"limit_{at}_batches=3" for at in ("train", "val", "test")))
 ]
 
 # '{GROUP}', '{GROUP/GATE}' or '{/GATE}' in a quoted path: that row's run folder; a part left out is this row's own
@@ -322,11 +322,11 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         "seeds": 1,
         "best": None,
         "n_trials": 0,
-        "note": "one run of each group and each gate, of 10 batches: only to see that it works",
+        "note": "one run of each group and each gate, of three batches: only to see that it works",
     }
     scales = {**file.scales, SMOKE: file.scales["laptop"].model_copy(update=small)}
     require(file.scale in scales, f"scale={file.scale}: {name} has {', '.join(scales)}")
-    words = [*(TEN_BATCHES if file.scale == SMOKE else ()), *words]
+    words = [*(THREE_BATCHES if file.scale == SMOKE else ()), *words]
     tables: Mapping[str, object] = {**file.groups, **file.tables}
     used: list[tuple[str, str, Mapping[str, object]]] = [("claims", claim.group, tables) for claim in file.claims]
     used += [("claims", gate, file.gates) for claim in file.claims for gate in (claim.gate, *claim.than)]

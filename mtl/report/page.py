@@ -27,12 +27,16 @@ _BRACKETS = "In brackets: 95 % intervals."
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with its ``caption``; ``width`` in CSS pixels. ``beside``: whether Markdown links it as a file."""
+    """A PNG with its ``caption``; ``width`` in CSS pixels. ``beside``: whether Markdown links it as a file.
+
+    ``drawn_by_run``: whether it is a run's picture of its experts. In HTML these begin a line of their own.
+    """
 
     caption: str
     png: bytes = field(repr=False)
     width: int = 0
     beside: bool = True
+    drawn_by_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def picture(figure: Figure, caption: str) -> Picture:
 def picture_of(path: Path, run: Path, caption: str, beside: bool) -> Picture:
     """Return the PNG in a file, which ``run`` drew, as a picture of a page. Raises InputError."""
     png = own_file(path, run).read_bytes()
-    return Picture(caption, png, round(96 / _DPI * _width(png)), beside)
+    return Picture(caption, png, round(96 / _DPI * _width(png)), beside, drawn_by_run=True)
 
 
 def _width(png: bytes) -> int:
@@ -110,12 +114,16 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
     Markdown for the end of the page, which a click on ``summary`` unfolds.
     """
 
+    curves = list[Picture]()
+
     def image(self: Any, tokens: Any, index: int, *_: Any) -> str:
         shown = pictures[tokens[index].attrs["src"]]
+        line = "<div></div>" if shown.drawn_by_run and curves else ""
+        curves[:] = [] if shown.drawn_by_run else [shown]
         data, caption = base64.b64encode(shown.png).decode(), escape(printable(shown.caption))
         size = "large" if shown.width > LARGE else "small"
         return (
-            f'<figure class="{size}" style="width: {shown.width}px">'
+            f'{line}<figure class="{size}" style="width: {shown.width}px">'
             f'<img src="data:image/png;base64,{data}" alt="{caption}" '
             f'width="{shown.width}"><figcaption>{caption}</figcaption></figure>'
         )

@@ -98,7 +98,8 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
     shown = [name for name in SHOWN if name in columns]
     header = [runs.heading, *(COSTS[name] for name in shown)]
     rows = [[name, *(_cost(group[column].to_list()) for column in shown)] for name, group in groups.items()]
-    note = f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with what it used."
+    means = f"Means over finished runs, with standard errors above {_SMALL:.1%}. " if len(runs.table) > 1 else ""
+    note = f"{means}FLOPs: of the test, with what it used."
     if baseline is not None:
         require(baseline in groups, f"baseline={baseline}: must be one of the settings {', '.join(groups)}")
         require({FLOPS, "epochs"} <= set(columns), f"baseline={baseline}: no run has FLOPs and epochs")

@@ -19,6 +19,11 @@ def test_numbers_are_on_the_right_and_texts_are_no_markup() -> None:
     assert first.index("1.3") == second.index("not run") == header.index("runs")
 
 
+def test_names_that_begin_with_a_digit_are_no_numbers() -> None:
+    row = ["0_table_comet_seed0", "12 of 40", "1.5 ± 0.5", "-2.1 [-6.5, 2.3]", "1.2e-05", "633,072"]
+    assert Table([""] * len(row), [row]).numeric == [False, True, True, True, True, True]
+
+
 def test_nothing_in_a_table_is_a_command_of_latex() -> None:
     rows = [[r"\input{x}", Bold("0.5 ± 0.1")], ["[1] a_b & 50 % {$~^#}", "-1"]]
     lines = Table(["gate", "loss ↓"], rows, "T_1", ["p < 0.05"]).latex().splitlines()

@@ -91,13 +91,13 @@ def test_runs_and_their_words() -> None:
     assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
 
 
-def test_numbers_of_runs_and_those_of_ten_batches() -> None:
+def test_numbers_of_runs_and_those_of_three_batches() -> None:
     counts = {scale: paper("dselect_k_static", scale=scale).count for scale in ("smoke", "laptop", "paper")}
     assert counts == {"smoke": 4, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
     assert paper("comet_digits", scale="paper").count == 6 * 500  # the rows are the best of them
     found = paper("comet_movielens", scale="smoke", options=["trainer.limit_train_batches=2"])
     words = found.definition(*found.pairs()[0], chosen=[]).words
-    assert {"trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_test_batches=10"} <= {*words}
+    assert {"trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_test_batches=3"} <= {*words}
 
 
 def test_what_a_scale_fixes_is_not_searched() -> None:

@@ -77,6 +77,13 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert "Published, but no run has it: test other." in page
 
 
+def test_pictures_of_experts_begin_a_line_of_their_own() -> None:
+    curve = picture(Figure(figsize=(1, 1)), "a curve")
+    pictures = {"1": curve, "2": replace(curve, drawn_by_run=True), "3": replace(curve, drawn_by_run=True)}
+    page = html_of("", "\n\n".join(f"![]({name})" for name in pictures), pictures)
+    assert re.findall("<div>|<figure", page) == ["<figure", "<div>", "<figure", "<figure"]
+
+
 def test_verdicts_have_colours_and_no_other_text_has() -> None:
     page = html_of(
         "", Table(["claim", "verdict"], [["holds water", Bold("contradicted")], ["b", "holds"]]).markdown(), {}

@@ -140,6 +140,14 @@ def test_links_out_of_a_run_are_not_followed(name: str, tmp_path: Path, capsys: 
         main([str(tmp_path / "runs")])
 
 
+@pytest.mark.parametrize(("folder", "title"), [("2026-11-28/21-27-17", "2026-11-28 21-27-17"), ("a/sweep", "sweep")])
+def test_the_page_of_a_sweep_is_named_by_its_folder(folder: str, title: str, tmp_path: Path) -> None:
+    for number in range(2):
+        write_run(tmp_path / folder / str(number), [f"gate={number}"], {"loss": 1.0})
+    main([str(tmp_path / folder)])
+    assert f"<title>{title}: 2 runs</title>" in (tmp_path / folder / "report.html").read_text()
+
+
 def test_names_that_a_stranger_chose_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names of folders, options, tasks and data, and messages, in the page, in Markdown and on the console."""
     bad = "<script>alert(1)</script>\x1b[2J\x07\u202e![p](http:"
