@@ -18,6 +18,7 @@ from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.help import described
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.tune.process import prepare
 
 SECTIONS = ("fixed", "groups", "gates", "space", "values", "baseline", "published", "claims", "remarks", "tables")
 OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
@@ -60,9 +61,11 @@ def run(words: Sequence[str]) -> None:
         for line in listed():
             print(line, flush=True)
         return
+    name, cfg, others, own = configuration(words)
+    if not (cfg.show or cfg.judge):
+        prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without
 
-    name, cfg, others, own = configuration(words)
     reproduce(cfg, name, others, first_run, PROGRAM, own)
 
 

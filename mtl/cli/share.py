@@ -16,18 +16,22 @@ from typing import Any
 import hydra
 
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.tune.process import prepare
 
 OWN = own_options("share.yaml")
 
 
 def run(words: Sequence[str]) -> dict[str, Any]:
     """Compose and check the runs, do those that are missing, write the page, and return the content of share.json."""
-    from mtl.sharing.command import share
+    own, others = split_words(words, OWN)
+    cfg = hydra.compose("share", own)
+    if not cfg.show:
+        prepare()
+    from mtl.sharing.command import share  # imports slow packages, as runs do
     from mtl.sharing.page import write
     from mtl.tune.launch import Launcher
 
-    own, others = split_words(words, OWN)
-    return write(share(hydra.compose("share", own), others, first_run, partial(Launcher, PROGRAM)), words)
+    return write(share(cfg, others, first_run, partial(Launcher, PROGRAM)), words)
 
 
 main = partial(start, "share.yaml", __doc__ or "", run)

@@ -16,14 +16,13 @@ from omegaconf import OmegaConf
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.tune.process import prepare
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler", "pruner", "study"]
 
 
 def run(words: Sequence[str]) -> None:
     """Compose and check the study, then show it or work on it."""
-    from mtl.tune.command import tune
-
     study, others = split_words(words, OWN)
     special = {key: word.partition("=")[2] for word in others if (key := word.partition("=")[0]) in ("gate", "show")}
     others = [word for word in others if word.partition("=")[0] not in special]
@@ -31,6 +30,10 @@ def run(words: Sequence[str]) -> None:
         names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))
         raise InputError(f"give a study, as in study=comet_movielens; there are {names}")
     cfg = hydra.compose("tune", study, return_hydra_config=True)
+    if "show" not in special:
+        prepare()
+    from mtl.tune.command import tune  # imports slow packages, as runs do
+
     name = cfg.hydra.runtime.choices.study
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     gates = [gate for gate in special.get("gate", "").split(",") if gate]

@@ -1,6 +1,6 @@
 """The process of a run. On Linux it starts at once: a server forks it that has imported what every run needs.
 
-The server starts no thread and computes nothing, so the fork loses nothing and no GPU is in use.
+The server does nothing else: when it forks, nothing is computed, no lock is held, and no GPU is in use.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,17 @@ from mtl.runs.channel import VARIABLE
 
 MAIN = importlib.import_module("mtl.__main__")
 LOST = 255  # exit status of a process whose server was killed: nobody knows how it ended, or whether it has
-IMPORTED = ("mtl.checkpoints", "mtl.cli.run", "mtl.callbacks.standard", "torch.utils.tensorboard", "lightgbm")
+IMPORTED = ("mtl.checkpoints", "mtl.cli.run", "mtl.callbacks.standard", "torch.utils.tensorboard")
+IMPORTED += ("lightgbm", "transformers.models.bert.modeling_bert")  # where they are installed
 
 SERVER: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 SERVER.set_forkserver_preload(list(IMPORTED))
+
+
+def prepare() -> None:
+    """Let the server import what runs need, while this process checks their options."""
+    if SERVER.get_start_method() == "forkserver":
+        forkserver.ensure_running()
 
 
 def started(program: Callable[[], object], words: Sequence[str], output: Path, line: socket.socket) -> BaseProcess:
