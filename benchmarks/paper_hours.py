@@ -2,39 +2,63 @@
 
 python benchmarks/paper_hours.py [NAME ...] [--data data]
 
-An epoch of a run of each group and each gate is timed. A row takes as long an epoch as its gate does, or else its
-group, and has as many epochs as in the recorded page, without one as many as it may have. Runs also start and end,
-which is counted once for each.
+An epoch of a run of each group and each gate is timed, of short ones the mean of six. An epoch of a row takes as long
+as those of its gate. A row has as many epochs as in the recorded page, without one as many as it may have; the runs of
+its search have as many as they may have. What a run does besides is counted once for each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+import socket
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import polars as pl
 from common import ROOT
 
+from mtl.checks import InputError, require
 from mtl.cli.compose import CONF, opened
+from mtl.cli.main import main
 from mtl.cli.reproduce import configuration
 from mtl.cli.study import first_run
 from mtl.files.records import RESULTS
 from mtl.paper.definition import Pair, Paper, read
+from mtl.tune.process import started
+
+SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 
 
-def timed(paper: Paper, pair: Pair, folder: Path) -> tuple[float, float]:
+def timed(paper: Paper, pair: Pair, folder: Path, epochs: int = 1) -> tuple[float, float]:
     """Return the seconds of an epoch of a row's run, and those of all the rest of the run."""
-    words = [*paper.definition(*pair, chosen=[]).words, "trainer.max_epochs=1", f"paths.run_dir='{folder}'"]
+    own = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
+    words = [*paper.definition(*pair, chosen=[]).words, *own]
+    ours, theirs = socket.socketpair()
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "mtl", "train", *words], check=True, stdout=subprocess.DEVNULL)
+    with ours, theirs:
+        run = started(main, words, folder.with_suffix(".txt"), theirs)
+        theirs.close()
+        with ours.makefile("rw") as line:
+            for message in line:
+                if "epoch" in json.loads(message):  # as a worker, let it go on
+                    line.write("go\n")
+                    line.flush()
+        run.join()
+    require(run.exitcode == 0, f"{paper.name}: a run failed, see {folder.with_suffix('.txt')}")
     epoch = float(json.loads((folder / RESULTS).read_text())["seconds_per_epoch"])
-    return epoch, time.perf_counter() - began - epoch
+    if epochs == 1 and epoch < SHORT:
+        return timed(paper, pair, folder.with_name(f"{folder.name}_again"), 6)
+    return epoch, time.perf_counter() - began - epochs * epoch
+
+
+def most_epochs(words: list[str]) -> float:
+    """Return the number of epochs that a run may have."""
+    cfg = first_run(words)
+    require(cfg.trainer.max_epochs is not None, "the length of this run is given in steps")
+    return float(cfg.trainer.max_epochs)
 
 
 def epochs(paper: Paper, pair: Pair) -> float:
@@ -44,29 +68,31 @@ def epochs(paper: Paper, pair: Pair) -> float:
         runs = pl.read_csv(page).filter(group=pair[0].key, setting=pair[1].name)
         if "epochs" in runs.columns and runs["epochs"].count():
             return float(runs["epochs"].mean())
-    return float(first_run(paper.definition(*pair, chosen=[]).words).trainer.max_epochs)
+    return most_epochs(paper.definition(*pair, chosen=[]).words)
 
 
 def hours(name: str, data: str) -> float:
     """Return the hours of the laptop scale of a table."""
     cfg = configuration([name])[1]
     paper = read(cfg, name, [f"paths.data_dir={data}", "callbacks.progress=null"])
-    known: dict[str, list[tuple[float, float]]] = {}
+    known, others = dict[str, list[float]](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         for number, (group, gate) in enumerate(paper.fewest().pairs()):
-            found = timed(paper, (group, gate), Path(folder) / str(number))
-            print(f"{name} {group.key}/{gate.key}: an epoch {found[0]:.1f} s, the rest {found[1]:.1f} s", flush=True)
-            for key in (group.key, gate.key):
-                known.setdefault(key, []).append(found)
+            epoch, rest = timed(paper, (group, gate), Path(folder) / str(number))
+            print(f"{name} {group.key}/{gate.key}: an epoch {epoch:.2g} s, the rest {rest:.2g} s", flush=True)
+            known.setdefault(gate.key, []).append(epoch)
+            others.append(rest)
     seconds = 0.0
     for group, gate in paper.pairs():
-        epoch, rest = (fmean(part) for part in zip(*known.get(gate.key, known[group.key]), strict=True))
-        runs = (paper.scale.seeds or 0) + paper.scale.n_trials * bool(paper.space_of(group, gate))
-        seconds += runs * (epoch * epochs(paper, (group, gate)) + rest)
+        epoch, rest = fmean(known[gate.key]), median(others)
+        seconds += (paper.scale.seeds or 0) * (epoch * epochs(paper, (group, gate)) + rest)
+        if paper.space_of(group, gate):
+            search = most_epochs(paper.definition(group, gate, chosen=None).words)
+            seconds += paper.scale.n_trials * (epoch * search + rest)
     return seconds / 3600
 
 
-def main() -> None:
+def measure() -> None:
     """Print the hours of each table that the command line names; without names, of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=sorted(path.stem for path in (CONF / "paper").glob("*.yaml")))
@@ -76,9 +102,9 @@ def main() -> None:
         for name in given.names:
             try:
                 print(f"{name}: {hours(name, given.data):.2g} hours", flush=True)
-            except subprocess.CalledProcessError:
-                print(f"{name}: a run failed; its data may be missing", flush=True)
+            except InputError as error:
+                print(error, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    measure()

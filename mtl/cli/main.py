@@ -31,6 +31,8 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "neurons": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
 }
 
+QUICK = {"-h", "--help", "-c", "--cfg", "--version"}  # flags that are answered without PyTorch
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the command line names."""
@@ -55,5 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given[0] = given[0] if given[0].startswith("evaluate=") else f"evaluate={quoted(given[0])}"
         if given[1:] and not given[1].startswith("-") and "=" not in given[1]:
             given[1] = f"data.test_path={quoted(given[1])}"
+    if (given or name == "train") and not QUICK & set(given) and sys.stderr.isatty():
+        sys.stderr.write("loading PyTorch: some seconds\n")  # the first line of most commands comes after that
     module = importlib.import_module(COMMANDS[name][0])
     getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(given)

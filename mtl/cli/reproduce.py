@@ -39,20 +39,22 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], lis
 
 
 def listed() -> Iterator[str]:
-    """Yield lines with the name of each table, the purpose that its file opens with, and its number of runs."""
+    """Yield lines with the name of each table, the purpose that its file opens with, its numbers of runs and hours."""
     from mtl.paper.definition import SMOKE, read
 
     yield from ("Tables and figures, as in mtl reproduce dselect_k_static scale=laptop:", "")
     for path in sorted((CONF / "paper").glob("*.yaml")):
         purpose = path.read_text().splitlines()[1].removeprefix("# ").partition(" Example: ")[0]
-        cfg, counts = configuration([path.stem])[1], list[tuple[int, str]]()
+        cfg, costs = configuration([path.stem])[1], list[tuple[int, str]]()
         for scale in (SMOKE, *cfg.scales):
             cfg.scale = scale
-            counts.append((read(cfg, path.stem, []).count, scale))
-        cost = ", ".join(f"{scale} {count:,}" for count, scale in sorted(counts))
+            paper = read(cfg, path.stem, [])
+            hours = f" ({paper.scale.hours:g} h)" if paper.scale.hours else ""
+            costs.append((paper.count, f"{scale} {paper.count:,}{hours}"))
+        cost = ", ".join(text for _, text in sorted(costs))
         yield from described(path.stem, f"{purpose} Runs: {cost}.")
     yield from ("", f"scale={SMOKE}: three batches of some rows, with each group and each gate.")
-    yield "Each run ends with the time left."
+    yield "Hours (h) were measured on two CPU cores. Each run ends with the time left."
 
 
 def run(words: Sequence[str]) -> None:

@@ -91,6 +91,7 @@ class Scale(StrictModel):
     """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``.
 
     With ``best`` instead of ``seeds``, the tables show the best trials of the search: ``best`` is a number or a share.
+    ``hours``: how long all runs take on two CPU cores, as measured by ``benchmarks/paper_hours.py``.
     """
 
     seeds: Long | None = None
@@ -99,6 +100,7 @@ class Scale(StrictModel):
     fixed: Words
     search: Words
     note: str = ""
+    hours: Positive | None = None
 
 
 class Entry(StrictModel):
@@ -322,6 +324,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         "seeds": 1,
         "best": None,
         "n_trials": 0,
+        "hours": None,
         "note": "one run of each group and each gate, of three batches: only to see that it works",
     }
     scales = {**file.scales, SMOKE: file.scales["laptop"].model_copy(update=small)}

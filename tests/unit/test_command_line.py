@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,3 +107,19 @@ def test_patterns_of_columns_on_the_command_line() -> None:
         cfg = composed(["data=table", "data.path=x.csv", "data.tasks={genre_*: binary, seen: regression}"])
     with_columns(cfg, ["genre_a", "genre_b", "seen", "age"])
     assert dict(cfg.data.tasks) == {"genre_a": "binary", "genre_b": "binary", "seen": "regression"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["train"], True), (["train", "gate=comet"], True), (["train", "--help"], False), (["reproduce"], False)],
+)
+def test_a_terminal_is_told_why_nothing_happens_at_first(
+    words: list[str], said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (train, reproduce):
+        monkeypatch.setattr(module, "main", lambda given: None)
+    main.main(words)
+    assert capsys.readouterr().err == ""  # no terminal
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main.main(words)
+    assert capsys.readouterr().err == "loading PyTorch: some seconds\n" * said
