@@ -3,8 +3,9 @@
 python benchmarks/paper_hours.py [NAME ...] [--data data]
 
 An epoch of a run of each group and each gate is timed, of short ones the mean of six. An epoch of a row takes as long
-as those of its gate. A row has as many epochs as in the recorded page, without one as many as it may have; the runs of
-its search have as many as they may have. What a run does besides is counted once for each.
+as those of its gate. A row has as many epochs as in the recorded page, without one as many as it may have. The runs of
+its search have as many as they may have, of as many rows, so the hours are an upper bound. What a run does besides is
+counted once for each.
 """
 
 from __future__ import annotations
