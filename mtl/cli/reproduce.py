@@ -54,7 +54,7 @@ def listed() -> Iterator[str]:
         cost = ", ".join(text for _, text in sorted(costs))
         yield from described(path.stem, f"{purpose} Runs: {cost}.")
     yield from ("", f"scale={SMOKE}: three batches of some rows, with each group and each gate.")
-    yield "Hours (h): at most, as measured on two CPU cores. Each run ends with the time left."
+    yield "Hours (h): at most, as measured on two CPU cores. Runs end with the time left."
 
 
 def run(words: Sequence[str]) -> None:

@@ -20,11 +20,13 @@ from mtl.runs.channel import VARIABLE
 
 MAIN = importlib.import_module("mtl.__main__")
 LOST = 255  # exit status of a process whose server was killed: nobody knows how it ended, or whether it has
-IMPORTED = ("mtl.checkpoints", "mtl.cli.run", "mtl.callbacks.standard", "torch.utils.tensorboard")
-IMPORTED += ("lightgbm", "transformers.models.bert.modeling_bert")  # where they are installed
+IMPORTED = [  # the last two where they are installed
+    *("mtl.checkpoints", "mtl.cli.run", "mtl.callbacks.standard", "torch.utils.tensorboard"),
+    *("lightgbm", "transformers.models.bert.modeling_bert"),
+]
 
 SERVER: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-SERVER.set_forkserver_preload(list(IMPORTED))
+SERVER.set_forkserver_preload(IMPORTED)
 
 
 def prepare() -> None:

@@ -72,6 +72,7 @@ def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) ->
     shown = [line.split()[0] for line in lines if re.match("  [a-z]", line)]
     assert shown == sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
     assert re.search(r"Runs:\s+smoke 6, laptop 18,\s+paper 3,000", "\n".join(lines))  # comet_digits
+    assert "laptop 128 (2.7 h)" in " ".join(" ".join(lines).split())  # gates
     assert not any("Example" in line or len(line) > 80 for line in lines)
 
 
