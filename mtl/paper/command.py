@@ -17,6 +17,7 @@ from mtl.paper.definition import Pair, Paper, Part, read
 from mtl.paper.page import judge_again, write
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
+from mtl.runs.console import tracked
 from mtl.tune.command import best_trials, checked, run_trials, say, working
 from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
@@ -51,7 +52,8 @@ def reproduce(
     if cfg.judge:
         return judge_again(paper, Path(cfg.judge))
     waves, firsts = paper.waves(), {}
-    for group in dict.fromkeys(group.key for wave in waves for group, _ in wave):
+    groups = list(dict.fromkeys(group.key for wave in waves for group, _ in wave))
+    for group in tracked(groups, "checking options"):
         pairs = [pair for wave in waves for pair in wave if pair[0].key == group]
         searches = [paper.definition(*pair, chosen=None) for pair in pairs if paper.space_of(*pair)]
         firsts[group] = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in pairs)], compose)[0]
@@ -74,6 +76,7 @@ def reproduce(
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
         }
+    say("writing the report")
     changed = [word for word in (*own, *options) if not word.startswith(WITHOUT_EFFECT)]
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
