@@ -123,10 +123,12 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
     output, _ = two.communicate(timeout=900)
     assert two.returncode == 0, output
     assert " again: " in output
-    study = optuna.load_study(study_name="small/topk", storage=f"sqlite:///{folder}/study.db")
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
-    assert [trial.user_attrs["starts"] for trial in study.trials].count(2) == 1
-    best = study.best_trial
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db")
+    study = optuna.load_study(study_name="small/topk", storage=storage)
+    trials, best = study.trials, study.best_trial
+    storage.engine.dispose()
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert [trial.user_attrs["starts"] for trial in trials].count(2) == 1
     again = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *best.user_attrs["command"], f"hydra.run.dir={tmp_path}/again"],
         cwd=tmp_path,
@@ -136,7 +138,7 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
     )
     assert again.returncode == 0, again.stderr
     assert read_json(tmp_path / "again" / "results.json")["best_val_loss"] == best.value
-    killed = next(trial for trial in study.trials if trial.user_attrs["starts"] == 2)
+    killed = next(trial for trial in trials if trial.user_attrs["starts"] == 2)
     subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *killed.user_attrs["command"], f"hydra.run.dir={tmp_path}/whole"],
         cwd=tmp_path,
