@@ -31,7 +31,7 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "neurons": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
 }
 
-QUICK = {"-h", "--help", "-c", "--cfg", "--version"}  # flags that are answered without PyTorch
+QUICK = {"-h", "--help", "-c", "--cfg"}  # flags that are answered without PyTorch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

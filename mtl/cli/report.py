@@ -98,7 +98,7 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
 
 
 def _name(folder: Path) -> str:
-    """Return the name of a folder; of one that is named by a time, with its date."""
+    """Return the name of a folder. A sweep's folder is named by the time, and its parent by the date: both then."""
     named_by_time = re.fullmatch(r"\d\d-\d\d-\d\d", folder.name)
     return f"{folder.parent.name} {folder.name}" if named_by_time else folder.name
 

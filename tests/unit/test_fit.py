@@ -286,11 +286,20 @@ def test_reasons_are_printed_with_prediction_and_experts(
     model.save(tmp_path / "model.ckpt")
     visits(30, seed=1).write_csv(tmp_path / "rows.csv")
     explain_command([str(tmp_path / "model.ckpt"), str(tmp_path / "rows.csv"), "--tasks", "minutes", "--device", "cpu"])
-    out, said = capsys.readouterr()
-    assert "unknown or rare" not in out + said
+    out = capsys.readouterr().out
     assert "its mean with the cells of 20 other rows" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if " minutes " in line]
     assert [words[0] for words in lines] == [str(row) for row in range(1, 11)]
+
+
+def test_rows_that_reasons_make_up_are_not_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Two rows of an unknown city become 40; of 40 real ones the encoder would warn."""
+    rows = visits(40, seed=1).with_columns(city=pl.lit("Paris"))
+    model.encoder.warned.clear()
+    model.reasons(rows[:2], reference=visits(40, seed=2), samples=20)
+    assert "unknown or rare" not in caplog.text
+    model.predict(rows)
+    assert "40 of 40 cells are unknown or rare" in caplog.text
 
 
 def test_importance_for_an_undefined_metric_is_nan(model: Any) -> None:
