@@ -17,10 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mtl import compat, memory
+from mtl import memory  # mtl comes first: it sets what torch and Lightning read when they are imported
 
-compat.prepare_imports()  # before Lightning and torchvision
-import torch  # noqa: E402
+# isort: split
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]

@@ -15,25 +15,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtl import compat
+import hydra
+import torch
+from optuna.trial import Trial
 
-compat.prepare_imports()
-
-import hydra  # noqa: E402
-import torch  # noqa: E402
-from optuna.trial import Trial  # noqa: E402
-
-from mtl.cli.compose import CONF  # noqa: E402
-from mtl.cli.run import run  # noqa: E402
-from mtl.cli.share import OWN  # noqa: E402
-from mtl.cli.study import first_run, split_words  # noqa: E402
-from mtl.files.records import RESULTS, read_json  # noqa: E402
-from mtl.files.writing import write_json  # noqa: E402
-from mtl.runs.commands import quoted  # noqa: E402
-from mtl.sharing.command import share  # noqa: E402
-from mtl.sharing.page import write  # noqa: E402
-from mtl.tune.launch import Launch, run_folder  # noqa: E402
-from mtl.tune.queue import Outcome, Queue  # noqa: E402
+from mtl.cli.compose import CONF
+from mtl.cli.run import run
+from mtl.cli.share import OWN
+from mtl.cli.study import first_run, split_words
+from mtl.files.records import RESULTS, read_json
+from mtl.files.writing import write_json
+from mtl.runs.commands import quoted
+from mtl.sharing.command import share
+from mtl.sharing.page import write
+from mtl.tune.launch import Launch, run_folder
+from mtl.tune.queue import Outcome, Queue
 
 # Linear tasks with noise and few rows, trained until the validation loss rises: what a task gains from another one is
 # then what it can learn from the other's rows

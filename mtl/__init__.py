@@ -7,6 +7,11 @@ neither these parts nor torch: each name is imported at its first use, so that t
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mtl import compat
+
+compat.prepare_imports()
+compat.let_threads_sleep()
+
 if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getattr__`` imports the same names
     from mtl.experts.base import Experts as Experts
     from mtl.experts.conv import StackedConv as StackedConv

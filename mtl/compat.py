@@ -1,4 +1,4 @@
-"""Make torchvision, Lightning and torchmetrics importable, and quickly.
+"""Make torchvision, Lightning and torchmetrics importable, and quickly; ``import mtl`` calls the two public functions.
 
 ``tests/unit/test_compat.py`` lists the private names of other libraries that this program uses.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-
-import torch
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 # Operators that torchvision's Python code refers to while it is imported. If torchvision's compiled library does not
 # fit the installed torch (a CUDA build beside a CPU torch), nobody has declared them: the import of torchvision fails,
@@ -18,45 +22,74 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_library: torch.library.Library | None = None  # the declarations live as long as this object
+_LIBRARIES: list[Any] = []  # the declarations live as long as these objects
 
 
 def prepare_imports() -> None:
-    """Make torchvision, Lightning and torchmetrics importable; each package that imports one calls this."""
-    _register_missing_operators()
-    _import_torchmetrics()
+    """Let the functions below execute torchvision and torchmetrics, whoever is the first to import them."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
-def _register_missing_operators() -> None:
-    """Declare the operators of torchvision that are missing; do nothing where it loads or is not installed.
+def let_threads_sleep() -> None:
+    """Let the threads of OpenMP sleep while they wait, unless the user has set ``OMP_WAIT_POLICY``.
+
+    By default they spin, which takes a processor from whatever else could run on it: beside busy processes, a training
+    step then takes many times as long. OpenMP reads the variable when torch is loaded; later it would have no effect.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+class _Finder(MetaPathFinder):
+    """Finds the packages of ``_EXECUTE`` as Python would, and has their code executed by the function there."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in _EXECUTE or self._searching:
+            return None
+        self._searching = True  # the other finders answer now
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            execute, exec_module = _EXECUTE[name], spec.loader.exec_module
+            spec.loader.exec_module = lambda module: execute(exec_module, module)  # type: ignore[method-assign]
+        return spec
+
+
+def _execute_torchvision(exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Execute torchvision; if its compiled library does not load, declare the operators that are missing first.
 
     The declared operators can be traced but not called.
     """
-    global _library
-    if _library is not None or "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
-        return
     try:
-        import torchvision  # noqa: F401
+        exec_module(module)
     except RuntimeError:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        import torch
+
+        for name in [name for name in sys.modules if name.startswith("torchvision.")]:
             del sys.modules[name]  # remove the partly imported package
-        _library = torch.library.Library("torchvision", "FRAGMENT")
+        library = torch.library.Library("torchvision", "FRAGMENT")
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):
-                _library.define(name + schema)
+                library.define(name + schema)
+        _LIBRARIES.append(library)
+        exec_module(module)
 
 
-def _import_torchmetrics() -> None:
-    """Import torchmetrics without ``transformers``, which only its metrics of generated texts need.
-
-    This has to run before anything else imports torchmetrics, as Lightning does.
-    """
-    if "torchmetrics" in sys.modules or importlib.util.find_spec("transformers") is None:
-        return
+def _execute_torchmetrics(exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Execute torchmetrics without ``transformers``, which only its metrics of generated texts need."""
     requirement = importlib.import_module("lightning_utilities.core.imports").RequirementCache
     is_met = requirement.__bool__
     requirement.__bool__ = lambda self: not str(self.requirement).startswith("transformers") and is_met(self)
     try:
-        importlib.import_module("torchmetrics")
+        exec_module(module)
     finally:
         requirement.__bool__ = is_met
+
+
+_EXECUTE = {"torchvision": _execute_torchvision, "torchmetrics": _execute_torchmetrics}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -11,20 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import mtl  # noqa: F401  # before any file of tests imports Lightning or torch
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, and so do the programs that they start
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # started by nohup or in the background: the program would keep it
         signal.signal(_number, _handler)
-
-
-def pytest_collectstart() -> None:
-    """Make torchvision and Lightning importable before any file of tests imports them.
-
-    The process that only hands tests to workers collects nothing, and so starts them without importing torch first.
-    """
-    importlib.import_module("mtl.compat").prepare_imports()
 
 
 def pytest_collection_finish() -> None:

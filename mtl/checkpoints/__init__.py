@@ -1,5 +1,1 @@
 """Write and read checkpoints, and start a run from the checkpoint of another."""
-
-from mtl import compat
-
-compat.prepare_imports()

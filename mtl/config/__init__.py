@@ -1,5 +1,1 @@
 """The configuration of a run: check it, build objects from it, and compose it again from a checkpoint."""
-
-from mtl import compat
-
-compat.prepare_imports()

@@ -1,5 +1,1 @@
 """Loggers of Lightning that a resumed run continues."""
-
-from mtl import compat
-
-compat.prepare_imports()

@@ -1,5 +1,1 @@
 """The way in from Python: ``mtl.fit``."""
-
-from mtl import compat
-
-compat.prepare_imports()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import shlex
 import statistics
@@ -90,6 +91,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
         **own,
         "seconds_per_epoch": None if seconds is None else float(seconds),
+        "threads": {"number": torch.get_num_threads(), "wait_policy": os.environ.get("OMP_WAIT_POLICY")},
         "parameters": count_parameters(module.network),
         "command": shlex.join([*commands.program(), *given]) if (given := commands.LINE.given) else " ".join(sys.argv),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,5 +1,1 @@
 """Train a network on several tasks: the LightningModule, losses, metrics, weightings and schedules."""
-
-from mtl import compat
-
-compat.prepare_imports()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 import tomllib
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
+import torch
 from lightning_utilities.core.imports import RequirementCache
 from packaging.requirements import Requirement
 from pytorch_lightning import Trainer
@@ -40,11 +44,42 @@ def test_torchmetrics_does_not_import_transformers() -> None:
     assert not RequirementCache("no-such-package")
 
 
-def test_torchvision_is_left_alone_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = compat._library
-    monkeypatch.setitem(compat.sys.modules, "torchvision", SimpleNamespace())
-    compat.prepare_imports()
-    assert compat._library is before
+def run_python(program: str, **environment: str) -> str:
+    """Return what a program prints in a new process, in which OpenMP's waiting is not set but by ``environment``."""
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | environment
+    done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_lightning_can_be_imported_after_mtl() -> None:
+    program = "import mtl; from pytorch_lightning import Trainer; import torchvision; print(torchvision.__name__)"
+    assert run_python(program) == "torchvision"
+
+
+POLICY = "import mtl, os; print(os.environ.get('OMP_WAIT_POLICY'))"
+
+
+def test_waiting_threads_sleep_unless_the_user_has_decided() -> None:
+    assert run_python(POLICY) == "PASSIVE"
+    assert run_python(POLICY, OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"
+    assert run_python("import torch; " + POLICY) == "None"  # OpenMP has already read it
+
+
+def test_missing_operators_of_torchvision_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = []
+
+    def execute(module: ModuleType) -> None:
+        executed.append("torchvision.part" in sys.modules)
+        if len(executed) == 1:
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "torchvision.part", ModuleType("torchvision.part"))
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])  # put back after the test
+    compat._execute_torchvision(execute, ModuleType("torchvision"))
+    assert executed == [True, False]  # the partly imported package has gone before the second attempt
+    assert hasattr(torch.ops.torchvision, "nms")
 
 
 NEEDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
