@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -12,14 +13,15 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.checkpoints.files import put_calibration
+from mtl.checkpoints.files import put_after_training
 from mtl.distributed import gather, gather_rows
 from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import validated
+from mtl.predictions import distribution, main_number, readable
 from mtl.training.calibrating import METHODS, learnt
 from mtl.training.module import MultiTaskModule
-from mtl.types import labelled
+from mtl.types import TaskSpec, labelled
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +48,17 @@ class CalibrationAfterTraining(Callback):
         tasks = {name: task for name, task in pl_module.tasks.items() if task.kind in self.kinds}
         parts: dict[str, list[dict[str, Tensor]]] = {name: [] for name in tasks}
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-        loader, limit = data.val_dataloader() if tasks else (), trainer.limit_val_batches
+        is_table = getattr(data, "row_encoder", None) is not None
+        all_outputs: dict[str, list[Tensor]] = {}  # of a table; of several classes only the predicted one
+        loader, limit = data.val_dataloader() if tasks or is_table else (), trainer.limit_val_batches
         most = limit if isinstance(limit, int) else None if limit == 1 else int(limit * len(loader))
         for batch in islice(loader, most):
             batch = pl_module.converted(trainer.strategy.batch_to_device(batch))
             with trainer.precision_plugin.forward_context():
                 outputs = pl_module(batch.inputs, list(batch.targets)).predictions
+            for name, output in outputs.items() if is_table else ():
+                predicted = output.argmax(-1) if pl_module.tasks[name].kind == "multiclass" else output
+                all_outputs.setdefault(name, []).append(at_least_float32(predicted).cpu())
             for name in parts.keys() & batch.targets.keys():
                 task, label = tasks[name], batch.targets[name]
                 known = labelled(task, label)
@@ -70,5 +77,22 @@ class CalibrationAfterTraining(Callback):
         for name, task in pl_module.tasks.items():
             pl_module.tasks[name] = pl_module.evaluation.tasks[name] = replace(task, calibration=found.get(name))
         path = Path(trainer.ckpt_path or Path(self.dirpath) / "last.ckpt")
+        predicted = distributions(pl_module.tasks, {name: torch.cat(each) for name, each in all_outputs.items()})
         if trainer.is_global_zero and path.is_file():
-            put_calibration(path, {name: asdict(each) for name, each in found.items()})
+            calibrations = {name: asdict(each) for name, each in found.items()}
+            put_after_training(path, calibration=calibrations, predicted=predicted)
+
+
+def distributions(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Return the distribution of the predictions of each task over the rows of all processes; {} in all but the first.
+
+    ``outputs``: the network's for the N rows of this process, ``[N]`` or ``[N, Q]``, or the predicted class ``[N]``.
+    Predictions are calibrated and corrected as ``TrainedModel.predict`` does it, since later ones are compared with
+    them. One of them that is NaN or infinite leaves the task out.
+    """
+    classes = {name: output for name, output in outputs.items() if tasks[name].kind == "multiclass"}
+    others = {name: output for name, output in outputs.items() if name not in classes}
+    values = {name: value for name, value in readable(tasks, others).items() if name in tasks}
+    numbers = gather_rows({name: main_number(tasks[name], value) for name, value in values.items()} | classes)
+    finite = {name: value for name, value in numbers.items() if bool(value.isfinite().all())}
+    return {name: distribution(tasks[name], value) for name, value in finite.items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from mtl.chains import chain
 from mtl.checks import InputError
 from mtl.types import TaskSpec
+
+DIGITS = 17  # binary digits in which two predictions differ: about five decimal ones
 
 
 def in_units(task: TaskSpec, output: Tensor) -> Tensor:
@@ -146,6 +149,44 @@ def main_column(task: TaskSpec) -> str:
     if task.quantiles:
         return quantile_columns(task)[task.middle]
     return f"{task.name}_{'prediction' if task.kind == 'regression' else 'class'}"
+
+
+def main_number(task: TaskSpec, values: Tensor) -> Tensor:
+    """Return a number for each row ``[N]`` of the result of ``in_units``: that of ``main_column``.
+
+    It is the value of a regression, the probability of yes, or the number of the class.
+    """
+    if task.kind == "multiclass":
+        return values.argmax(-1)
+    return values[:, task.middle] if task.quantiles and values.dim() == 2 else values
+
+
+def distribution(task: TaskSpec, values: Tensor) -> dict[str, Any]:
+    """Return as plain data how the predictions ``values [N]`` of a task, see ``main_number``, are distributed.
+
+    ``counts``: how many values are below the first of the ``edges``, between two of them, and so on. For classes the
+    edges are their numbers from 1. Else they are near the deciles, but in the middle between two values that differ in
+    the first ``DIGITS`` binary digits: other batches or processors change the last digits, and then equal predictions
+    of many rows must stay in their bin. ``mean``: of a task without several classes.
+    """
+    numbers = values.double().numpy()
+    if task.kind == "multiclass":
+        edges, mean = np.arange(1.0, task.num_classes), None
+    else:
+        mantissa, exponent = np.frexp(numbers)
+        rounded = np.ldexp(np.round(mantissa * 2.0**DIGITS) / 2.0**DIGITS, exponent)
+        distinct, index = np.unique(rounded, return_inverse=True)
+        deciles = np.unique(np.quantile(index, np.linspace(0.1, 0.9, 9), method="inverted_cdf")).astype(int)
+        deciles = deciles[deciles > 0]
+        edges, mean = (distinct[deciles - 1] + distinct[deciles]) / 2, float(numbers.mean())
+    return {"edges": edges.tolist(), "counts": bin_counts(numbers, edges), "mean": mean}
+
+
+def bin_counts(numbers: Any, edges: Sequence[float]) -> list[int]:
+    """Return how many of ``numbers [N]`` are below the first of the ascending ``edges``, between two, and above."""
+    bins = np.searchsorted(edges, numbers, side="right")
+    counts: list[int] = np.bincount(bins, minlength=len(edges) + 1).tolist()
+    return counts
 
 
 def empty(task: TaskSpec) -> Tensor:

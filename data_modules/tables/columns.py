@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -191,6 +192,12 @@ class NumberEncoder:
         low, high = (self.edges[0], self.edges[-1]) if len(self.edges) > 1 else near
         numbers, width = values.to_numpy(), high - low  # polars counts NaN, an empty cell, as the largest number
         return int(((numbers < low - width) | (numbers > high + width)).sum())
+
+    def mean_of(self, values: pl.Series) -> float | None:
+        """Return the mean of ``values`` (NaN: empty) after they are moved into ``bounds``; None if all are empty."""
+        filled = values.drop_nans().to_numpy()
+        low, high = self.bounds or (-math.inf, math.inf)
+        return float(filled.clip(low, high).mean()) if len(filled) else None
 
     @property
     def scaled_edges(self) -> tuple[float, ...]:

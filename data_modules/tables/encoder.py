@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -163,27 +162,25 @@ class TableEncoder(RowEncoder):
 
     def histograms_in(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
         """Return ``histograms_of`` a ``prepared`` frame."""
-        bad, found = self.unreported(), dict[str, tuple[Histogram, Histogram]]()
+        bad, pairs = self.unreported(), dict[str, tuple[Histogram, Histogram]]()
         for name, then in self.histograms.items():
             mean = None
             if name in self.elements:
-                lists, known = self.elements[name], self.elements[name].vocabulary
+                lists = self.elements[name]
                 cells = listed(frame[name], lists.separator, self.empty).list.unique().explode().drop_nulls()
-                counts = category_counts(known.encode(cells), then.ids, known.size, frame[name].null_count())
+                ids, missing = lists.vocabulary.encode(cells), frame[name].null_count()
+                counts = category_counts(ids, lists.vocabulary, missing)
             elif name in self.numeric:
                 scaling, values = self.numeric[name], numbers(frame, name, where, bad, self.formats.get(name, ""))
-                counts, then = number_counts(values, scaling.edges), replace(then, mean=scaling.mean)
-                filled = values.drop_nans().to_numpy()
-                low, high = scaling.bounds or (-math.inf, math.inf)
-                mean = float(filled.clip(low, high).mean()) if len(filled) else None
+                counts, mean = number_counts(values, scaling.edges), scaling.mean_of(values)
             elif name in self.categorical:
-                known, cells = self.categorical[name], as_text(frame[name])
-                ids = known.encode(cells.drop_nulls())
-                counts = category_counts(ids, then.ids, known.size, cells.null_count())
+                cells = as_text(frame[name])
+                ids = self.categorical[name].encode(cells.drop_nulls())
+                counts = category_counts(ids, self.categorical[name], cells.null_count())
             else:
                 counts = number_counts(frame[f"{name} {AGE}"].fill_null(float("nan")), ())
-            found[name] = then, Histogram(counts.tolist(), len(frame), then.ids, mean)
-        return found
+            pairs[name] = then, Histogram(counts.tolist(), len(frame), then.categories, mean)
+        return pairs
 
     def _warn_of_unknown(self, ids: Mapping[str, Tensor], where: str) -> None:
         """Warn, once for each column, if most cells are of no known category, as if written in another way."""

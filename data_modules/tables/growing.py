@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import polars as pl
 
 from mtl.checks import join_names, require
@@ -14,7 +13,7 @@ from mtl.types import TaskSpec
 
 from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
 from .encoder import TableEncoder
-from .histograms import Histogram
+from .histograms import Histogram, merge, of_training
 from .inferring import ROWS_PER_WORD, Blocks
 from .kinds import ColumnOptions
 from .labels import TargetOptions
@@ -28,39 +27,45 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
     """Return ``encoder`` with the categories of further rows that it does not know, and their number by column.
 
     A new category needs ``min_count`` rows. A list and its target keep one vocabulary. Scales, dates and formats stay.
-    Histograms are those of the further rows, in which a new category counts as unknown, as it will in later rows.
+    Histograms are those of the further rows.
     """
     counts = {name: Counts() for name in (*encoder.categorical, *encoder.elements)}
-    histograms, rows = dict[str, Any](), 0
+    histograms, rows = dict[str, list[Histogram]](), 0  # of each block
     for raw, where in blocks(encoder.columns):
         frame = encoder.prepared(raw, where, encoder.unreported())
         for name, (_, now) in encoder.histograms_in(frame, where).items():
-            histograms[name] = histograms.get(name, 0) + np.array(now.counts)
+            histograms.setdefault(name, []).append(now)
         rows += len(frame)
         for name in encoder.categorical:
             counts[name].add(as_text(frame[name]).fill_null(MISSING))
         for name, each in encoder.elements.items():
             elements = listed(frame[name], each.separator, encoder.empty)
-            counts[name].add(elements.drop_nulls().explode(empty_as_null=False))
+            counts[name].add(elements.list.unique().drop_nulls().explode(empty_as_null=False))
     alike: dict[str, list[str]] = {}
     for name in counts:
         target = encoder.elements[name].target if name in encoder.elements else None
         alike.setdefault(target or name, []).append(name)
     before = encoder.categorical | {name: each.vocabulary for name, each in encoder.elements.items()}
     after = dict(before)
+    merged = {name: merge(blocks) for name, blocks in histograms.items()}
     for names in alike.values():
         known, texts = before[names[0]], names[0] in encoder.elements and encoder.elements[names[0]].separator is None
-        table = pl.concat([counts[name].table() for name in names]).group_by("value").agg(pl.col("count").sum())
-        table = table.filter(pl.col("count") >= max(min_count, ROWS_PER_WORD if texts else 1))
-        new = table["value"].filter(pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)).sort().to_list()
+        needed = max(min_count, ROWS_PER_WORD if texts else 1)
+        table = pl.concat([counts[name].table() for name in names]).group_by("value").agg(all=pl.col("count").sum())
+        is_new = pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)
+        new = table.filter(is_new & (table["all"] >= needed))["value"].sort().to_list()
         after |= dict.fromkeys(names, CategoryEncoder([*known.values, *new], known.added + len(new)))
+        # Known categories stay known, however rare they are in these rows
+        table = table.with_columns(all=pl.when(is_new).then("all").otherwise(pl.lit(math.inf)))
+        for name in names:
+            if name in merged and merged[name].categories:
+                occurrences = counts[name].table().join(table, on="value")
+                missing = merged[name].counts[-1] if name in encoder.elements else 0
+                merged[name] = of_training(occurrences, needed, after[name], rows, missing)
     categorical = {name: after[name] for name in encoder.categorical}
     lists = {name: replace(each, vocabulary=after[name]) for name, each in encoder.elements.items()}
     added = {name: each.size - before[name].size for name, each in after.items() if each.size > before[name].size}
-    of_rows = {
-        name: Histogram(counts.tolist(), rows, encoder.histograms[name].ids) for name, counts in histograms.items()
-    }
-    return replace(encoder, categorical=categorical, elements=lists, histograms=of_rows), added
+    return replace(encoder, categorical=categorical, elements=lists, histograms=merged), added
 
 
 def check_kept(encoder: TableEncoder, given: ColumnOptions, ignored: Sequence[str]) -> None:

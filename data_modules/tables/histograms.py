@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from .columns import MISSING, UNKNOWN, CategoryEncoder
 
 Counted = np.ndarray[Any, Any]
-TOP = 50  # categories of a column, the most frequent ones, that have a bin of their own
+BINS = 50  # for the known categories of a column
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,14 @@ class Histogram:
     """How many cells of ``rows`` rows are in each bin; the last bin is for empty cells.
 
     Numbers, also those that are categories too, have the bins between the ``edges`` of their ``NumberEncoder``, and
-    dates a single one: later rows always have later dates. Categories have a bin for each of ``ids``, one for the other
-    known categories, and one for unknown ones; of lists and texts, the elements are counted. A training row whose
-    category would be unknown without it counts as unknown: that is the share of unknown ones to expect in new rows
-    (Good 1953). ``mean``: of the numbers, moved into ``NumberEncoder.bounds``, which has the mean of the training rows.
+    dates a single one: later rows always have later dates. ``categories``: whether the bins are those of categories,
+    see ``category_counts``; of lists and texts, the elements are counted. ``mean``: of the numbers, moved into
+    ``NumberEncoder.bounds``.
     """
 
     counts: list[int]
     rows: int
-    ids: list[int] = field(default_factory=list)
+    categories: bool = False
     mean: float | None = None
 
     @property
@@ -41,7 +40,7 @@ class Histogram:
     def unknown(self) -> float | None:
         """The share of unknown categories among the cells or elements that are not empty; None for numbers."""
         filled = sum(self.counts[:-1])
-        return self.counts[-2] / filled if self.ids and filled else None
+        return self.counts[-2] / filled if self.categories and filled else None
 
 
 def number_counts(values: pl.Series, edges: Sequence[float]) -> Counted:
@@ -52,24 +51,41 @@ def number_counts(values: pl.Series, edges: Sequence[float]) -> Counted:
     return np.append(np.bincount(bins, minlength=len(edges[1:]) + 1), len(numbers) - len(filled))
 
 
-def category_counts(ids: Tensor, own: Sequence[int], size: int, missing: int) -> Counted:
-    """Return the counts of a ``Histogram`` with the bins ``own`` from ``ids [N]`` below ``size`` and empty cells."""
-    each = np.bincount(ids.numpy(), minlength=size)
-    top, unknown = each[list(own)], each[UNKNOWN]
-    return np.append(top, [each.sum() - top.sum() - unknown, unknown, missing])
+def category_counts(ids: Tensor, encoder: CategoryEncoder, missing: int, counts: Counted | None = None) -> Counted:
+    """Return the counts of a ``Histogram`` from ``ids [N]``, each of which occurs ``counts [N]`` times (None: once).
+
+    The bins: known categories, one after the other into at most ``BINS`` bins in turn, in the order of their ids,
+    unknown ones, and empty cells. Bins chosen by the counts of the training rows, such as one for each frequent
+    category, would make these counts too high, and new rows would seem to have changed.
+    """
+    bins = min(BINS, max(1, len(encoder.values)))
+    index = np.where(ids.numpy() == UNKNOWN, bins, (ids.numpy() - UNKNOWN - 1) % bins)
+    return np.append(np.bincount(index, counts, bins + 1).astype(np.int64), missing)
 
 
-def of_training(table: pl.DataFrame, least: int, known: CategoryEncoder, rows: int, missing: int = 0) -> Histogram:
+def of_training(
+    table: pl.DataFrame, min_count: int, encoder: CategoryEncoder, rows: int, missing: int = 0
+) -> Histogram:
     """Return the histogram of the categories of a column in the training rows.
 
-    ``table`` has the columns value, count, and all: how often the category occurs where ``known`` comes from, in which
-    it needs ``least`` occurrences. ``missing``: the number of empty cells that are not in ``table``.
+    A training row whose category would be unknown without it counts as unknown: that is the share of unknown ones to
+    expect in new rows (Good 1953). ``table`` has the columns value, count, and all: how often the category occurs where
+    ``encoder`` was learnt, in which it needs ``min_count`` occurrences, and more than each category that was left out.
+    ``missing``: the number of empty cells that are not in ``table``.
     """
     empty = pl.col("value") == MISSING
     missing += int(table.filter(empty)["count"].sum())
-    table = table.filter(~empty).sort("count", "value", descending=[True, False])
-    ids = known.encode(table["value"]).numpy()
-    sure = (ids != UNKNOWN) & (table["all"] > least).to_numpy()
-    counts = table["count"].to_numpy()
-    top, rest = counts[sure][:TOP].tolist(), int(counts[sure][TOP:].sum())
-    return Histogram([*top, rest, int(counts[~sure].sum()), missing], rows, ids[sure][:TOP].tolist())
+    table = table.filter(~empty)
+    ids, occurrences = encoder.encode(table["value"]), table["all"].to_numpy()
+    needed = max(min_count, occurrences[ids.numpy() == UNKNOWN].max(initial=0))
+    ids[occurrences <= needed] = UNKNOWN
+    counts = category_counts(ids, encoder, missing, table["count"].to_numpy())
+    return Histogram(counts.tolist(), rows, categories=True)
+
+
+def merge(blocks: Sequence[Histogram]) -> Histogram:
+    """Return the histogram of the rows of all ``blocks``, which have the same bins."""
+    counts = np.sum([block.counts for block in blocks], 0)
+    means = [(block.mean, sum(block.counts[:-1])) for block in blocks if block.mean is not None]
+    mean = float(np.average([mean for mean, _ in means], weights=[filled for _, filled in means])) if means else None
+    return Histogram(counts.tolist(), sum(block.rows for block in blocks), blocks[0].categories, mean)

@@ -208,7 +208,8 @@ class ColumnLearner:
             assert self.counts is not None
             values, known, missing = self.counts, encoder.categorical[self.name], 0
         else:
-            return Histogram(self.binned.tolist(), rows)
+            mean = encoder.numeric[self.name].mean if self.name in encoder.numeric else None
+            return Histogram(self.binned.tolist(), rows, mean=mean)
         alike = _by_text(self.alike or [values]).rename({"count": "all"})
         return of_training(_by_text([values]).join(alike, on="value"), self._least, known, rows, missing)
 

@@ -80,7 +80,7 @@ class Checkpoint(dict[str, Any]):
         return {name.removeprefix("network."): self["state_dict"][name] for name in names}
 
     def calibrated(self, spec: DataSpec) -> DataSpec:
-        """Return ``spec`` with the calibrations of its tasks that belong to the weights; see ``put_calibration``."""
+        """Return ``spec`` with the calibrations of its tasks that belong to the weights; see ``put_after_training``."""
         kinds, known = options_of(Calibration.__init__), dict[str, Calibration]()
         for task, given in (self.get("calibration") or {}).items():
             here = f"checkpoint {self.path}: calibration.{task}"
@@ -134,11 +134,11 @@ class CheckpointIO(TorchCheckpointIO):
         return content if divided else joined(content)
 
 
-def put_calibration(path: Path, calibration: Mapping[str, Any]) -> None:
-    """Write what the validation rows taught by task, as plain data, into the checkpoint at ``path`` of this run."""
+def put_after_training(path: Path, **entries: Any) -> None:
+    """Write what the validation rows taught after the training, plain data, into the checkpoint at ``path``."""
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # divided tensors stay in their files
-    if content.get("calibration", {}) != calibration:
-        CheckpointIO().save_checkpoint({**content, "calibration": {**calibration}}, path)
+    if any(content.get(name, {}) != value for name, value in entries.items()):
+        CheckpointIO().save_checkpoint({**content, **entries}, path)
 
 
 def file_of(path: str | Path, name: str = "best") -> Path:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -83,9 +82,6 @@ class Evaluation(KeepsBufferPrecision):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
     Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU.
-
-    ``predicted``: after ``compute``, in the first process, how the predictions of each task are distributed, see
-    ``distribution``.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -94,7 +90,6 @@ class Evaluation(KeepsBufferPrecision):
         self.tasks = {task.name: task for task in tasks}
         self.shown = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
-        self.predicted: dict[str, dict[str, Any]] = {}
         self._batches: dict[str, list[Columns]] = {name: [] for name in self.tasks}
         for task in tasks:
             scored = task.kind != "span" or task.scorer is not None
@@ -161,7 +156,7 @@ class Evaluation(KeepsBufferPrecision):
         Like the loss, an average leaves out tasks without a label. It also leaves out tasks whose main metric is
         undefined (NaN). Every process has to call this; the first one computes the metrics, all return them.
         """
-        result, self.predicted = self.meter.compute(), {}
+        result = self.meter.compute()
         metrics: dict[str, float] = {}
         for name, task in self.tasks.items():
             columns = gather_rows(_joined(self._batches[name])) if f"{name}/loss" in result else {}
@@ -173,9 +168,6 @@ class Evaluation(KeepsBufferPrecision):
             else:
                 rows = _labelled_rows(task, columns)
                 known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
-                values = as_compared(task, columns["prediction"])
-                if bool(values.isfinite().all()):
-                    self.predicted[name] = distribution(task, values)
             metrics |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
         result |= gather(metrics)[0]
         found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
@@ -224,19 +216,6 @@ class Evaluation(KeepsBufferPrecision):
     def reset(self) -> None:
         self.meter.sums.zero_()
         self._batches = {name: [] for name in self._batches}
-
-
-def distribution(task: TaskSpec, values: Tensor) -> dict[str, Any]:
-    """Return as plain data how the predictions ``values [N]`` of a task, see ``as_compared``, are distributed.
-
-    ``edges``: the deciles, or for classes their numbers from 1. ``counts``: how many values are below the first edge,
-    between two of them, the lower one included, and so on. ``mean``: of a task without several classes.
-    """
-    numbers = values.numpy()
-    many = task.kind == "multiclass"
-    edges = np.arange(1.0, task.num_classes) if many else np.unique(np.quantile(numbers, np.linspace(0.1, 0.9, 9)))
-    counts = np.bincount(np.searchsorted(edges, numbers, side="right"), minlength=len(edges) + 1)
-    return {"edges": edges.tolist(), "counts": counts.tolist(), "mean": None if many else float(numbers.mean())}
 
 
 def as_compared(task: TaskSpec, prediction: Tensor) -> Tensor:

@@ -283,7 +283,6 @@ class MultiTaskModule(LightningModule):
         checkpoint["epoch_sums"] = gather(sums)
         checkpoint["logged"] = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         checkpoint["undefined"] = sorted(self.undefined)
-        checkpoint["predicted"] = self.evaluation.predicted  # in the validation, for comparisons with later rows
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[self._data_key()] = checkpoint.get("data", {})
@@ -296,7 +295,6 @@ class MultiTaskModule(LightningModule):
         self.aux_totals = {name: value.to(self.device) for name, value in totals.items()}
         self.aux_batches = everyone[0]["batches"]
         self._metrics, self.undefined = checkpoint.get("logged", {}), set(checkpoint.get("undefined", ()))
-        self.evaluation.predicted = checkpoint.get("predicted", {})
 
     def _data_key(self) -> str:
         """Return the key under which Lightning saves and looks for the state of the data module."""

@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 from mtl.checks import InputError, join_names, require
 from mtl.options import StrictModel, valid
-from mtl.predictions import class_names, main_column
+from mtl.predictions import bin_counts, class_names, main_column
 from mtl.report.statistics import SIGNIFICANCE, holm
 from mtl.types import TaskSpec
 
@@ -29,7 +29,7 @@ DRIFT = {**KINDS, "drifted": pl.Boolean}
 
 
 class Predicted(StrictModel):
-    """The predictions of a task in the validation, see ``mtl.training.evaluation.distribution``."""
+    """The predictions of a task in the validation, see ``mtl.predictions.distribution``."""
 
     edges: list[float]
     counts: list[int]
@@ -49,8 +49,7 @@ def drift(model: Any, frame: pl.DataFrame, threshold: float, batch_size: int, wh
         values, row = numbers(task, predictions), dict[str, Any](column=task.name, what="prediction")
         if task.name in then:
             before = then[task.name]
-            bins = np.searchsorted(before.edges, values, side="right")
-            counts = np.bincount(bins, minlength=len(before.counts)).tolist()
+            counts = bin_counts(values, before.edges)
             row |= {"psi": psi(before.counts, counts), "p": chance(before.counts, counts), "mean_then": before.mean}
         found.append(row | ({} if task.kind == "multiclass" else {"mean": float(np.mean(values))}))
     return judged(found, threshold)

@@ -69,9 +69,8 @@ def test_histograms_are_those_of_the_training_rows(model: Any) -> None:
     assert sum(then.counts) == then.rows == model.stored["data"]["rows"]["train"]
     assert then.mean == pytest.approx(values.mean(), rel=0.05)
     _, city = model.encoder.histograms_of(rows, "")["city"]
-    names = [model.encoder.categorical["city"].values[number - 1] for number in city.ids]
-    counts = [rows["city"].eq(name).sum() for name in names]
-    assert (names[0], city.counts) == ("Lyon", [*counts, 0, 0, rows["city"].null_count()])
+    counts = [rows["city"].eq(name).sum() for name in model.encoder.categorical["city"].values]
+    assert city.counts == [*counts, 0, rows["city"].null_count()]
     _, tags = model.encoder.histograms_of(rows, "")["tags"]
     assert sum(tags.counts) == sum(len(set(cell)) for cell in rows["tags"])
 
