@@ -111,6 +111,7 @@ def test_changed_columns_are_found(model: Any) -> None:
     city = model.drift(new).row(0, named=True)
     assert (city["column"], city["unknown_then"], city["drifted"]) == ("city", 0.0, True)
     assert city["unknown"] == pytest.approx(rows["city"].drop_nulls().eq("Lyon").mean())
+    assert "shop" in drifted(model.drift(rows.filter(pl.col("shop") != "s1")))  # one of many, which has a quarter
     for name in ("minutes", "tags", "day", "member"):
         half = pl.when(pl.int_range(pl.len()) % 2 == 0).then(pl.col(name)).alias(name)
         empty = model.drift(rows.with_columns(half))
@@ -190,3 +191,53 @@ def test_predict_warns_of_changed_columns(model: Any, tmp_path: Path, caplog: py
         predict_command([str(tmp_path / "model.ckpt"), str(tmp_path / f"{name}.parquet"), "--device", "cpu"])
     [line] = [message for message in caplog.messages if "changed since" in message]
     assert f"{tmp_path / 'many.parquet'}, changed since the training: minutes; mtl drift" in line
+
+
+def crowd(rows: int, seed: int, prefix: str = "u") -> pl.DataFrame:
+    """Return rows of 400 users, most of whom have few rows, and a label that has two probabilities only."""
+    draw = np.random.default_rng(seed)
+    member = draw.integers(0, 2, rows)
+    users = [f"{prefix}{number}" for number in draw.integers(0, 400, rows)]
+    amount = draw.normal(3.0, 1.0, rows)
+    clicked = (draw.random(rows) < 0.2 + 0.5 * member).astype(int)
+    return pl.DataFrame({"user": users, "member": member, "amount": amount, "clicked": clicked})
+
+
+def alarms_of(model: Any, days: int = 10, rows: int = 1000) -> list[list[str]]:
+    tables = [model.drift(crowd(rows, seed)) for seed in range(100, 100 + days)]
+    return [names for table in tables if (names := drifted(table) + drifted(table, "prediction"))]
+
+
+def test_many_categories_give_no_alarm() -> None:
+    """Bins that are the frequent categories of the training rows would have too high counts there."""
+    model = mtl.fit(crowd(1000, 0), {"clicked": "binary"}, **QUICK)
+    assert alarms_of(model) == []
+    assert drifted(model.drift(crowd(1000, 1).filter(pl.col("member") == 1))) == ["member"]
+
+
+@pytest.mark.parametrize("inputs", [["user", "member", "amount"], ["member"]], ids=["many values", "two values"])
+def test_predictions_are_compared_as_they_are_made(inputs: list[str]) -> None:
+    """Calibrated and corrected for sampling, against ``predict`` on the validation rows."""
+    valid, options = crowd(600, 1).select(*inputs, "clicked"), QUICK["options"] | {"calibrate": True}
+    tasks = {"clicked": {"kind": "binary", "sampling_rate": 0.2}}
+    frame = crowd(1000, 0).select(*inputs, "clicked")
+    model = mtl.fit(frame, tasks, valid=valid, **QUICK | {"options": options})
+    assert model.spec.tasks[0].calibration is not None
+    probability = model.predict(valid)["clicked_probability"].to_numpy()
+    stored = model.stored["predicted"]["clicked"]
+    assert stored["mean"] == pytest.approx(probability.mean(), rel=1e-6)
+    edges = [-np.inf, *stored["edges"], np.inf]
+    assert stored["counts"] == [int(((probability >= a) & (probability < b)).sum()) for a, b in pairwise(edges)]
+    row = model.drift(valid, batch_size=7).row(by_predicate=pl.col("what") == "prediction", named=True)
+    assert row["psi"] == pytest.approx(0.0, abs=1e-9)  # also in other batches
+    assert row["mean"] == pytest.approx(row["mean_then"])
+
+
+def test_a_continued_run_describes_its_own_rows(tmp_path: Path) -> None:
+    """Not those of the run that it starts from: other users, another mean."""
+    before = crowd(1000, 50, prefix="v").with_columns(pl.col("amount") - 9)
+    mtl.fit(before, {"clicked": "binary"}, folder=tmp_path / "first", **QUICK)
+    model = mtl.fit(crowd(1000, 0), {"clicked": "binary"}, start_from=tmp_path / "first", **QUICK)
+    amount = model.drift(crowd(500, 1)).row(by_predicate=pl.col("column") == "amount", named=True)
+    assert amount["mean_then"] == pytest.approx(amount["mean"], abs=0.15)
+    assert alarms_of(model) == []
