@@ -170,16 +170,16 @@ def distribution(task: TaskSpec, values: Tensor) -> dict[str, Any]:
     of many rows must stay in their bin. ``mean``: of a task without several classes.
     """
     numbers = values.double().numpy()
-    if task.kind == "multiclass":
-        edges, mean = np.arange(1.0, task.num_classes), None
-    else:
+    edges: list[float] = np.arange(1.0, task.num_classes).tolist()
+    if task.kind != "multiclass":
         mantissa, exponent = np.frexp(numbers)
         rounded = np.ldexp(np.round(mantissa * 2.0**DIGITS) / 2.0**DIGITS, exponent)
         distinct, index = np.unique(rounded, return_inverse=True)
         deciles = np.unique(np.quantile(index, np.linspace(0.1, 0.9, 9), method="inverted_cdf")).astype(int)
         deciles = deciles[deciles > 0]
-        edges, mean = (distinct[deciles - 1] + distinct[deciles]) / 2, float(numbers.mean())
-    return {"edges": edges.tolist(), "counts": bin_counts(numbers, edges), "mean": mean}
+        edges = ((distinct[deciles - 1] + distinct[deciles]) / 2).tolist()
+    mean = None if task.kind == "multiclass" else float(numbers.mean())
+    return {"edges": edges, "counts": bin_counts(numbers, edges), "mean": mean}
 
 
 def bin_counts(numbers: Any, edges: Sequence[float]) -> list[int]:
