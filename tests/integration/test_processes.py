@@ -77,6 +77,26 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
     assert result(found) == pytest.approx(result(expected), abs=1e-6)
     assert errors(found) == pytest.approx(errors(expected), rel=1e-3)
     assert conflicts(found) == pytest.approx(conflicts(expected), abs=1e-6, nan_ok=True)
+    for entry in AFTER:
+        assert after_training(found, entry) == pytest.approx(after_training(expected, entry), abs=1e-6)
+
+
+AFTER = ("predicted", "calibration")  # entries of a checkpoint that the validation rows of all processes teach
+
+
+def after_training(folder: Path, entry: str) -> dict[str, Any]:
+    """Return the numbers of an entry of the tested checkpoint by their place in it."""
+    flat: dict[str, Any] = {}
+
+    def flatten(place: str, value: Any) -> None:
+        if isinstance(value, dict | list | tuple):
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                flatten(f"{place}/{key}", part)
+        elif value is not None:
+            flat[place] = value
+
+    flatten(entry, read(folder / "checkpoints" / "best.ckpt").get(entry, {}))
+    return flat
 
 
 def conflicts(folder: Path) -> dict[tuple[str, ...], float]:
