@@ -47,7 +47,7 @@ from .split_rows import (
 from .splits import SPLITS, Shares, by_split, files_to_read
 from .state import reading_state, spec_of
 from .stream import concat_batches
-from .tables.chained import chained
+from .tables.chained import chained, tasks_filled_after
 from .tables.columns import as_text, cell, numbers
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
@@ -375,10 +375,13 @@ class TableDataModule(TensorDataModule):
             encoder, known = replace(self.earlier[0], on_bad=self.given.on_bad, **reading), self.earlier[1]
             check_columns(train.source.columns, encoder.columns, where)
             check_kept(encoder, self.given, self.ignore)
-            self.row_encoder, added = grown(encoder, train.frames, self.given.min_count)
+            self.row_encoder, added = grown(encoder, train.frames, self.given)
             new = join_names(f"{name} {count:,}" for name, count in added.items())
             logger.info("the encoding is that of start_from; new categories: %s", new or "none")
-            return DataSpec(self.row_encoder.inputs, tasks_of(self.labels, known, train.frames, where))
+            tasks = tasks_of(self.labels, known, train.frames, where)
+            filled, before = tasks_filled_after(self.labels, tasks, train.frames), {task.name for task in known}
+            self.row_encoder.filled_after.extend(name for name in filled if name not in before)
+            return DataSpec(self.row_encoder.inputs, tasks)
         self.row_encoder, tasks = learn(train.frames, len(train), inputs, self.labels, where, self.given, **reading)
         return DataSpec(self.row_encoder.inputs, tasks)
 

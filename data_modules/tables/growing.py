@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
-from mtl.checks import join_names, require
+from mtl.checks import format_value, join_names, require
 from mtl.types import TaskSpec
 
 from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
@@ -23,13 +24,15 @@ from .statistics import Counts
 ANEW = "with data.keep_encoding=false, the encoding is learnt anew"
 
 
-def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableEncoder, dict[str, int]]:
+def grown(encoder: TableEncoder, blocks: Blocks, given: ColumnOptions) -> tuple[TableEncoder, dict[str, int]]:
     """Return ``encoder`` with the categories of further rows that it does not know, and their number by column.
 
-    A new category needs ``min_count`` rows. A list and its target keep one vocabulary. Scales, dates and formats stay.
+    A new category needs ``min_count`` rows, and the most frequent ones fill up ``max_categories``. A list and its
+    target keep one vocabulary. Scales, dates and formats stay, and without ``max_length`` the length of lists does.
     Histograms are those of the further rows.
     """
     counts = {name: Counts() for name in (*encoder.categorical, *encoder.elements)}
+    longest = {name: one.length for name, one in encoder.elements.items()}
     histograms, rows = dict[str, list[Histogram]](), 0  # of each block
     for raw, where in blocks(encoder.columns):
         frame = encoder.prepared(raw, where, encoder.unreported())
@@ -40,7 +43,9 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
             counts[name].add(as_text(frame[name]).fill_null(MISSING))
         for name, each in encoder.elements.items():
             elements = listed(frame[name], each.separator, encoder.empty)
-            counts[name].add(elements.list.unique().drop_nulls().explode(empty_as_null=False))
+            counts[name].add(elements.list.unique().explode().drop_nulls())
+            length: Any = elements.list.len().max() or 0
+            longest[name] = max(longest[name], int(length))
     alike: dict[str, list[str]] = {}
     for name in counts:
         target = encoder.elements[name].target if name in encoder.elements else None
@@ -50,10 +55,12 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
     merged = {name: merge(blocks) for name, blocks in histograms.items()}
     for names in alike.values():
         known, texts = before[names[0]], names[0] in encoder.elements and encoder.elements[names[0]].separator is None
-        needed = max(min_count, ROWS_PER_WORD if texts else 1)
+        needed = max(given.min_count, ROWS_PER_WORD if texts else 1)
         table = pl.concat([counts[name].table() for name in names]).group_by("value").agg(all=pl.col("count").sum())
         is_new = pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)
-        new = table.filter(is_new & (table["all"] >= needed))["value"].sort().to_list()
+        enough = table.filter(is_new & (table["all"] >= needed)).sort(-pl.col("all").cast(pl.Int64), "value")
+        room = len(enough) if given.max_categories is None else max(0, given.max_categories - len(known.values))
+        new = sorted(enough["value"].head(room).to_list())
         after |= dict.fromkeys(names, CategoryEncoder([*known.values, *new], known.added + len(new)))
         # Known categories stay known, however rare they are in these rows
         table = table.with_columns(all=pl.when(is_new).then("all").otherwise(pl.lit(math.inf)))
@@ -63,7 +70,11 @@ def grown(encoder: TableEncoder, blocks: Blocks, min_count: int) -> tuple[TableE
                 missing = merged[name].counts[-1] if name in encoder.elements else 0
                 merged[name] = of_training(occurrences, needed, after[name], rows, missing)
     categorical = {name: after[name] for name in encoder.categorical}
-    lists = {name: replace(each, vocabulary=after[name]) for name, each in encoder.elements.items()}
+    lengths = {name: min(length, given.max_length) for name, length in longest.items()} if given.max_length else {}
+    lists = {
+        name: replace(one, vocabulary=after[name], length=lengths.get(name, one.length))
+        for name, one in encoder.elements.items()
+    }
     added = {name: each.size - before[name].size for name, each in after.items() if each.size > before[name].size}
     return replace(encoder, categorical=categorical, elements=lists, histograms=merged), added
 
@@ -77,32 +88,44 @@ def check_kept(encoder: TableEncoder, given: ColumnOptions, ignored: Sequence[st
         f"{option}={name}" for option, names in read.items() for name in getattr(given, option) if name not in names
     ]
     other += [f"ignore={name}" for name in ignored if name in encoder.columns]
-    other += [f"formats.{name}" for name, form in given.formats.items() if encoder.formats.get(name) != form]
+    forms = {name: form for name, form in given.formats.items() if name in encoder.columns}  # others are of labels
+    other += [f"formats.{name}" for name, form in forms.items() if encoder.formats.get(name) != form]
+    for name in given.lists.keys() & encoder.lists.keys():
+        if given.lists[name] != encoder.lists[name]:
+            other.append(f"lists.{name}.separator={format_value(given.lists[name])}")
+        if given.targets.get(name) != encoder.elements[name].target:
+            other.append(f"lists.{name}.target={format_value(given.targets.get(name))}")
     there = "is not as in the run of start_from, whose encoding stays"
     require(not other, f"data: {join_names(other)} {there}; {ANEW}")
 
 
-def tasks_of(labels: Sequence[TargetOptions], known: Sequence[TaskSpec], blocks: Blocks, where: str) -> list[TaskSpec]:
-    """Return the task of each of ``labels``: a ``known`` one with its scale and classes, others learnt from the rows.
+def tasks_of(
+    labels: Sequence[TargetOptions], earlier: Sequence[TaskSpec], blocks: Blocks, where: str
+) -> list[TaskSpec]:
+    """Return the task of each of ``labels``, learnt from the rows; an ``earlier`` one keeps its classes and its scale.
 
-    Weights and metrics are those of ``labels``. Raises InputError for a known task of another kind or loss.
+    Raises InputError for an option that changes what the outputs of an earlier task mean.
     """
-    before, found = {task.name: task for task in known}, {}
-    new = {label.name: label.collector() for label in labels if label.name not in before}
-    for frame, file in blocks([label.column for label in labels if label.name in new]) if new else ():
-        for label in labels:
-            if label.name in new:
-                label.collect(new[label.name], frame, file)
+    before = {task.name: task for task in earlier}
     for label in labels:
-        if label.name in new:
-            found[label.name] = label.conclude(new[label.name], where)
-            continue
-        task = before[label.name]
-        was = {"kind": task.kind, "loss": task.loss, "transform": task.transform, "after": task.after}
-        changed = [f"{name}={getattr(label, name)}" for name, value in was.items() if getattr(label, name) != value]
-        there = f"data.tasks.{label.name}: {join_names(changed)} is not as in the run of start_from; {ANEW}"
-        require(not changed, there)
-        weight = task.weight if label.relative else label.weight
-        metrics = tuple(label.metrics) or task.metrics
-        found[label.name] = replace(task, weight=weight, metrics=metrics, sampling_rate=label.sampling_rate or 1.0)
-    return list(found.values())
+        if label.name in before:
+            check_meaning(label, before[label.name])
+    collectors = {label.name: label.collector() for label in labels}
+    for frame, file in blocks(list(dict.fromkeys(label.column for label in labels))):
+        for label in labels:
+            label.collect(collectors[label.name], frame, file)
+    return [label.conclude(collectors[label.name], where, before.get(label.name)) for label in labels]
+
+
+def check_meaning(label: TargetOptions, task: TaskSpec) -> None:
+    """Raise InputError if an option of ``label`` contradicts what the outputs of the trained ``task`` mean."""
+    options: dict[str, Any] = {name: getattr(label, name) for name in ("kind", "loss", "transform", "after")}
+    options["quantiles"] = label.objective.get("quantiles", ())
+    other = {name: value for name, value in options.items() if value != getattr(task, name)}
+    if label.positive is not None and as_text(pl.Series([label.positive]))[0] not in task.classes[-1:]:
+        other["positive"] = label.positive
+    scaled = (task.mean, task.std) != (0.0, 1.0)
+    if label.standardise is not None and label.loss != "poisson" and label.standardise != scaled:
+        other["standardise"] = label.standardise
+    changed = join_names(f"{name}={format_value(value)}" for name, value in other.items())
+    require(not other, f"data.tasks.{label.name}: {changed} is not as in the run of start_from; {ANEW}")

@@ -172,27 +172,32 @@ class TargetOptions(LabelOptions):
             values = self.numbers(frame, where)
             found.add(values.log() if self.transform else values)
 
-    def conclude(self, found: Counts | Moments, where: str) -> TaskSpec:
-        """Return the TaskSpec that follows from the collected labels of all training rows. Raises InputError."""
+    def conclude(self, found: Counts | Moments, where: str, earlier: TaskSpec | None = None) -> TaskSpec:
+        """Return the TaskSpec that follows from the collected labels of all training rows. Raises InputError.
+
+        The classes and the scale are those of ``earlier``, the task of the run that this one starts from.
+        """
         if isinstance(found, Counts):
-            return self._of_classes(found, where)
+            return self._of_classes(found, where, earlier)
         require(found.count > 0, f"{where}, column {self.column!r}: {NONE} {self.name!r}")
         mean, std = (found.mean, found.std or 1.0) if self.standardise is not False else (0.0, 1.0)
         logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, found.mean, found.std)
-        if self.loss == "poisson":
+        if earlier is not None:
+            mean, std = earlier.mean, earlier.std
+        elif self.loss == "poisson":
             require(found.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
             mean, std = math.log(mean or 1.0), 1.0
         scale = {"mean": mean, "std": std, **self.objective}
         metrics = tuple(self.metrics) or (() if self.loss == "quantile" else OF_NUMBERS)
         return TaskSpec(self.name, "regression", weight=self.weight, metrics=metrics, **scale)
 
-    def _of_classes(self, found: Counts, where: str) -> TaskSpec:
+    def _of_classes(self, found: Counts, where: str, earlier: TaskSpec | None) -> TaskSpec:
         here, table = f"{where}, column {self.column!r}", found.table()
         text = table.select(value=as_text(table["value"]), count="count").drop_nulls("value")
         numbers = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
         require(bool(numbers), f"{here}: {NONE} {self.name!r}")
-        classes = self._classes(numbers, here)
-        each = [numbers[name] for name in classes]
+        classes = list(earlier.classes) if earlier is not None else self._classes(numbers, here)
+        each = [numbers.get(name, 0.5) for name in classes]  # rows without an earlier class count as half a label of it
         metrics = tuple(self.metrics)
         if not metrics and min(each) < RARE * sum(each):
             metrics = OF_RARE[self.kind]
@@ -208,7 +213,7 @@ class TargetOptions(LabelOptions):
         constant = -sum(share * math.log(share) for share in shares) if self.relative and self.loss is None else 1.0
         return TaskSpec(self.name, self.kind, many, self.weight / constant, metrics, **options)
 
-    def _log_classes(self, classes: list[str], counts: list[int], metrics: tuple[str, ...]) -> None:
+    def _log_classes(self, classes: list[str], counts: list[float], metrics: tuple[str, ...]) -> None:
         """Log the share of each class of the training rows, and which class is predicted."""
         shares = [
             f"{format_value(name)} {count / sum(counts):.1%}" for name, count in zip(classes, counts, strict=True)
@@ -234,7 +239,7 @@ class TargetOptions(LabelOptions):
     def _check_type(self, frame: pl.DataFrame, where: str) -> None:
         check_type(frame[self.column], where, f", as it holds the labels of task {self.name!r}")
 
-    def _weights_of(self, classes: list[str], counts: list[int], here: str) -> tuple[float, ...]:
+    def _weights_of(self, classes: list[str], counts: list[float], here: str) -> tuple[float, ...]:
         """Return the weights of the ``classes``, which have ``counts`` training rows; () if all weights are 1."""
         if self.class_weights is None:
             return ()

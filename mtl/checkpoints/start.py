@@ -61,8 +61,11 @@ def grouped(names: Iterable[str]) -> str:
 
 
 def _tables(network: nn.Module) -> list[str]:
-    modules = network.named_modules()
-    return [f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    """Return the names of the tables with a row for each id; the rows of hashed tables stand for other ids."""
+    modules = dict(network.named_modules())
+    hashed = {f"{name}.table" for name, module in modules.items() if getattr(module, "is_hashed", False)}
+    tables = (name for name, module in modules.items() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    return [f"{name}.weight" for name in tables if name not in hashed]
 
 
 def _with_mean(value: Tensor, own: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ class TabularBottom(nn.Module):
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). With None, each input's number of ids decides,
     see ``embedding_dim_for``, and they start N(0, 0.3^2). That of a list is the mean over its elements, zeros for an
     empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units`` sums
-    them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashedTable``.
+    them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashedTable``. If it has more
+    only since a later run, earlier ids keep their rows, and the ids beyond the table have the mean of two hashed rows.
 
     Numbers are unchanged, except that those whose edges the data module has learnt are ``squeezed``; with
     ``number_dim``, they get a ``NumberEmbedding`` of so many entries too. ``output_dim`` D is known after construction.
@@ -89,6 +90,7 @@ class TabularBottom(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
         self.categorical: list[str] = []  # and lists, in the order of their embeddings
+        self.overfull: set[str] = set()  # inputs with ids beyond their table, which later runs have added
         self.numeric = [name for name, spec in inputs.items() if isinstance(spec, Numeric)]
         self.output_dim = 0
         attended = {name: spec for name, spec in inputs.items() if isinstance(spec, Bag) and spec.target is not None}
@@ -115,8 +117,11 @@ class TabularBottom(nn.Module):
                     nn.init.normal_(table.weight, std=EMBEDDING_STD)
                 else:
                     nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
-                self.embeddings.append(table if rows == size else HashedTable(table))
+                hashed = size - spec.added > rows
+                self.embeddings.append(HashedTable(table) if hashed else table)
                 self.categorical.append(name)
+                if rows < size and not hashed:
+                    self.overfull.add(name)
                 self.output_dim += dims[name]
             elif isinstance(spec, Numeric):
                 if not any(spec.edges):
@@ -144,10 +149,18 @@ class TabularBottom(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B]``, ``[B, length]`` or ``[B, width]`` to ``[B, D]``."""
         tables = dict(zip(self.categorical, self.embeddings, strict=True))
-        embedded = {name: table(inputs[name] + (name in self.targets.values())) for name, table in tables.items()}
+
+        def embed(name: str, ids: Tensor) -> Tensor:
+            table = tables[name]
+            if name not in self.overfull:
+                return table(ids)
+            first, second = hashed_rows(ids, len(table.weight), len(table.weight))
+            return (table(first) + table(second)) / 2  # the same row twice for ids within the table
+
+        embedded = {name: embed(name, inputs[name] + (name in self.targets.values())) for name in tables}
         parts = [*embedded.values()]
         for (name, target), attention in zip(self.targets.items(), self.attention, strict=True):
-            parts.append(attention(tables[target](inputs[name]), embedded[target], inputs[name] != 0))
+            parts.append(attention(embed(target, inputs[name]), embedded[target], inputs[name] != 0))
         for name, embedding in zip(self.numeric, self.numbers, strict=True):
             parts.append(embedding(at_least_float32(inputs[name])))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -170,14 +183,23 @@ class HashedTable(nn.Module):
     row of its own. The paper's weights of the two rows, two numbers for each id, are left out.
     """
 
+    is_hashed = True
+
     def __init__(self, table: nn.Embedding | nn.EmbeddingBag) -> None:
         super().__init__()
         self.table = table
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return ``table`` at the hashed ``ids``, of any integer type."""
-        ids = ids.long()
-        buckets = len(self.table.weight) - 1
-        first, second = ((1 + (a * (ids % PRIME) + b) % PRIME % buckets) * (ids != 0) for a, b in HASHES)
+        first, second = hashed_rows(ids, len(self.table.weight))
         summed: Tensor = self.table(first) + self.table(second)
         return summed
+
+
+def hashed_rows(ids: Tensor, rows: int, kept: int = 1) -> list[Tensor]:
+    """Return the two of ``rows`` rows of a table that hash functions choose for ``ids``, int64 of their shape.
+
+    The ids below ``kept`` have a row of their own.
+    """
+    ids = ids.long()
+    return [torch.where(ids < kept, ids, 1 + (a * (ids % PRIME) + b) % PRIME % (rows - 1)) for a, b in HASHES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.tables.growing import tasks_of
+from mtl.data_modules.tables.labels import TargetOptions
 
 import mtl
 from mtl.checks import InputError
@@ -157,3 +161,94 @@ def test_rows_of_all_days_are_known_as_trained_on(
         caplog.clear()
         model.evaluate(day(number).with_columns(plan=pl.lit("pro")) if number == 2 else day(number))
         assert ("the network was trained on" in caplog.text) == warned
+
+
+# of each option of a task: the task at first, what changes, and the fields of the TaskSpec that it then has, or None
+# if the option is refused since outputs would mean something else
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
+    "kind": ({"kind": "multiclass"}, {"kind": "binary"}, None),
+    "weight": ({"kind": "binary"}, {"weight": 3.0}, {"weight": 3.0}),
+    "positive": ({"kind": "binary"}, {"positive": "a"}, None),
+    "metrics": ({"kind": "binary"}, {"metrics": ["f1"]}, {"metrics": ("f1",)}),
+    "standardise": ({"kind": "regression"}, {"standardise": False}, None),
+    "pos_weight": ({"kind": "binary", "pos_weight": "balanced"}, {}, {"pos_weight": 9.0}),
+    "class_weights": ({"kind": "multiclass"}, {"class_weights": "balanced"}, {"class_weights": (10 / 18, 5.0)}),
+    "sampling_rate": ({"kind": "binary"}, {"sampling_rate": 0.5}, {"sampling_rate": 0.5}),
+    "loss": ({"kind": "regression"}, {"loss": "mae"}, None),
+    "delta": ({"kind": "regression", "loss": "huber"}, {"delta": 3.0}, {"delta": 3.0}),
+    "gamma": ({"kind": "binary", "loss": "focal"}, {"gamma": 1.0}, {"gamma": 1.0}),
+    "quantiles": ({"kind": "regression", "loss": "quantile"}, {"quantiles": [0.2, 0.8]}, None),
+    "transform": ({"kind": "regression"}, {"transform": "log"}, None),
+    "smoothing": ({"kind": "binary"}, {"smoothing": 0.1}, {"smoothing": 0.1}),
+    "after": ({"kind": "binary"}, {"after": "other"}, None),
+    "column": ({"kind": "regression"}, {"column": "x"}, {"mean": 1.5}),
+    "relative": (
+        {"kind": "binary", "relative": True},
+        {},
+        {"weight": 1 / -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))},
+    ),
+}
+OF_ROWS = {"name", "form", "weight_column", "where"}  # read with the rows of the run, so nothing is kept
+
+
+@pytest.mark.parametrize("option", sorted(TargetOptions.model_fields.keys() - OF_ROWS))
+def test_an_option_of_an_earlier_task_has_an_effect_or_is_refused(option: str) -> None:
+    """The day has one b in ten rows, where the first day had six; a field that is added needs a line above."""
+    before, change, fields = CHANGES[option]
+
+    def task(**options: Any) -> TargetOptions:
+        return TargetOptions(
+            **{"name": "t", "column": "n" if options["kind"] == "regression" else "t", "metrics": [], **options}
+        )
+
+    first = pl.DataFrame({"t": ["a"] * 4 + ["b"] * 6, "n": [1.0, 2.0] * 5, "x": [5.0] * 10})
+    second = pl.DataFrame({"t": ["a"] * 9 + ["b"], "n": [3.0, 4.0] * 5, "x": [6.0, 7.0] * 5})
+    earlier, label = task(**before).learnt(first, "first.csv"), task(**before | change)
+
+    def blocks(columns: Any) -> Any:
+        return [(second.select(columns), "second.csv")]
+
+    if fields is None:
+        with pytest.raises(
+            InputError, match=rf"data.tasks.t: (kind=\w+ and )?{option}=.* is not as in the run of start_from"
+        ):
+            tasks_of([label], [earlier], blocks, "second.csv")
+        return
+    [spec] = tasks_of([label], [earlier], blocks, "second.csv")
+    for name, value in fields.items():
+        assert getattr(spec, name) == (value if option == "metrics" else pytest.approx(value))
+    assert (spec.classes, spec.mean, spec.std) == (earlier.classes, earlier.mean, earlier.std)
+    assert spec.constant == ()
+
+
+def test_the_constant_is_that_of_the_new_rows(first: tuple[Path, dict[str, Any]]) -> None:
+    folder, given = first
+    rows = day(1).with_columns(click=(pl.int_range(pl.len()) % 10 == 0).cast(pl.Int64))
+    rows = rows.with_columns(
+        split=pl.when(pl.int_range(pl.len()) < 200).then(pl.lit("train")).otherwise(pl.lit("test"))
+    )
+    rows = rows.with_columns(split=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit("val")).otherwise("split"))
+    model = mtl.fit(rows, TASKS, start_from=str(folder), split_column="split", **given)
+    train = rows.filter(split="train")
+    click, minutes, plan = (task.constant for task in model.spec.tasks)
+    share = float(np.mean(train["click"].to_numpy()))
+    assert click == pytest.approx((math.log(share / (1 - share)),))
+    before = mtl.load(folder).spec.tasks[1]
+    assert minutes == pytest.approx(((np.mean(train["minutes"].to_numpy()) - before.mean) / before.std,))
+    counts = np.array([0.5, *(train["plan"].to_list().count(name) for name in ("free", "pro"))])  # no row has basic
+    assert plan == pytest.approx(tuple(np.log(counts / counts.sum())))
+
+
+def continued(tmp_path: Path, tasks: Any, first: pl.DataFrame, second: pl.DataFrame, **options: Any) -> TableDataModule:
+    """Return the data of a run on ``second`` with ``options`` that starts from a run on ``first``."""
+
+    def data(rows: pl.DataFrame, **given: Any) -> TableDataModule:
+        rows.write_csv(tmp_path / "rows.csv")
+        return TableDataModule(tmp_path / "rows.csv", batch_size=8, split=(1, 0, 0), **given)
+
+    before = data(first, tasks=tasks)
+    before.setup()
+    after = data(second, **{"tasks": tasks} | options)
+    after.continue_from(before.state_dict())
+    after.setup()
+    return after

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from mtl.checkpoints.start import start_from
 from mtl.checks import InputError
 from mtl.config import build
 from mtl.networks.bottom import HASHES, TabularBottom
@@ -118,3 +121,31 @@ def test_ids_in_hash_buckets() -> None:
     lists = bottom.embeddings[2](torch.tensor([[7, 0, 0], [7, 9, 0], [0, 0, 0]], dtype=torch.int32))
     alone = bottom.embeddings[2](torch.tensor([[9]]))[0]
     torch.testing.assert_close(lists, torch.stack([lists[0], (lists[0] + alone) / 2, torch.zeros(4)]))
+
+
+def hashed_day(size: int, added: int, buckets: int) -> TabularBottom:
+    inputs = {"item": Categorical(size, added=added), "seen": Bag(size + 1, 2, "item", added)}
+    return TabularBottom(inputs | {"tags": Bag(size + 1, 2, None, added)}, 4, hash_buckets=buckets)
+
+
+def test_ids_keep_their_rows_when_later_ids_exceed_the_buckets() -> None:
+    """Known ids keep their embeddings, and the ids of two later days that do not fit share rows, the same each day."""
+    days = [hashed_day(40 + added, added, 50) for added in (0, 30, 60)]
+    for before, after in pairwise(days):
+        start_from(after, cast(Any, SimpleNamespace(weights=before.state_dict, path="")), same_ids=True)
+    for size, network in zip((40, 70), days, strict=False):
+        ids = torch.arange(size)
+        inputs = {"item": ids, "seen": torch.stack([ids, ids.flip(0)], 1), "tags": torch.stack([ids, ids * 0], 1)}
+        torch.testing.assert_close(days[2](inputs), network(inputs), rtol=0, atol=0)
+    table = days[2].embeddings[0].weight
+    assert table.shape == (50, 4)
+    first, second = (1 + (a * 60 + b) % (2**31 - 1) % 49 for a, b in HASHES)
+    inputs = {"item": torch.tensor([59]), "seen": torch.zeros(1, 2).long(), "tags": torch.zeros(1, 2).long()}
+    torch.testing.assert_close(days[2](inputs)[0, :4], (table[first] + table[second]) / 2)  # a list's ids are one more
+
+
+def test_a_table_of_another_number_of_buckets_starts_anew() -> None:
+    old, new = hashed_day(200, 0, 50), hashed_day(200, 0, 80)
+    before = new.embeddings[0].table.weight.clone()
+    start_from(new, cast(Any, SimpleNamespace(weights=old.state_dict, path="")), same_ids=True)
+    assert torch.equal(new.embeddings[0].table.weight, before)
