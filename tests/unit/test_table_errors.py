@@ -159,6 +159,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tasks": {"y": {"kind": "binary", "metrics": ["ndcg@5"]}}}, "ndcg@5 ranks the rows of each group; name its col"),
     ({"tasks": {"y": {"kind": "binary", "where": "y"}}}, "y: where=y: name another binary task; there are none"),
+    (
+        {"tasks": {"y": {"kind": "binary", "where": "z"}, "z": {"kind": "binary", "where": "y"}}},
+        "data.tasks.y.where: y where z where y is a circle",
+    ),
     ({"split": [0.9, 0.1, 0]}, "data.split="),
     ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
     ({"split_column": "city", "test_path": "x.csv"}, "one or the other"),
