@@ -175,6 +175,8 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
     ({"texts": ["a"]}, "column 'a', row 1: 0.5 is not text, nor is any other cell of the column"),
     ({"texts": ["city"], "categorical": ["city"]}, "city is named more than once"),
+    ({"texts": ["city"], "ignore": ["city"]}, "city is named more than once"),
+    ({"lists": {"city": " "}, "ignore": ["city"]}, "city is named more than once"),
     ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
 ]
 ALONE = [  # of tables in memory
