@@ -24,11 +24,12 @@ class EpochBar(Callback):
         self._bar = tqdm(total=epochs, desc=f"training{early}", unit="epoch", mininterval=0.5)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        saved: Any = trainer.checkpoint_callback
-        if saved.monitor in trainer.callback_metrics:
-            self._values.append(float(trainer.callback_metrics[saved.monitor]))
+        saved: Any = trainer.checkpoint_callback  # not BestCheckpoint if the run has none
+        monitor, metrics = getattr(saved, "monitor", None), trainer.callback_metrics
+        if monitor in metrics:
+            self._values.append(float(metrics[monitor]))
             best = max(self._values) if saved.mode == "max" else min(self._values)
-            self._bar.set_postfix_str(f"{saved.monitor} {self._values[-1]:.4g}, best {best:.4g}", refresh=False)
+            self._bar.set_postfix_str(f"{monitor} {self._values[-1]:.4g}, best {best:.4g}", refresh=False)
         self._bar.update()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -218,9 +218,12 @@ class TableDataModule(TensorDataModule):
             require(by_time or not given, f"data.{name}={format_value(given)}: it needs data.split_by=time")
 
     def _check_listed(self) -> None:
-        """Raise InputError if a column is given two roles; what ``ignore`` names is no input, whatever else it is."""
-        targets = self.given.targets.values()  # of lists, which need them
-        named = [*self.given.columns, *(name for name in self.ignore if name in targets)]
+        """Raise InputError if a column is given two roles.
+
+        ``ignore`` may name what ``categorical``, ``numeric`` and ``dates`` name, since ``mtl columns`` writes them.
+        """
+        by_hand = {*self.given.texts, *self.given.lists, *self.given.targets.values()}
+        named = [*self.given.columns, *(name for name in self.ignore if name in by_hand)]
         for name in {*self.given.categorical} & {*self.given.numeric}:
             named.remove(name)
         twice = sorted({name for name in named if named.count(name) > 1})

@@ -96,7 +96,8 @@ def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any], forms: dic
         "numeric": [one.name for one in columns if one.used and (one.kind == "numeric" or one.repeats)],
         "dates": [one.name for one in columns if one.used and one.kind == "date"],
         "formats": {one.name: one.form for one in columns if one.used and one.form and one.is_parsed} | forms,
-        "ignore": [one.name for one in columns if not one.used],
+        # Identifiers and free text are left out anyway, until data.categorical or data.texts names them, as is advised
+        "ignore": [one.name for one in columns if not one.varies],
     }
     lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]
     lines += [f"  {option}: {flow(value)}\n" for option, value in by_kind.items() if value]

@@ -92,6 +92,7 @@ class LabelOptions(LabelRules):
 
     ``weight_column``: as for the whole table, for this task alone. ``after``: see ``TaskSpec``. ``where``: a binary
     task; labels of rows in which it is not positive, or has no label, do not count in training, validation and test.
+    Its labels count only where its own ``where`` holds.
     Classes, and the mean and the standard deviation of a regression, are still those of the whole column.
     """
 
@@ -129,6 +130,8 @@ class TargetOptions(LabelOptions):
             there = f"name another binary task; there are {join_names(others) or 'none'}"
             require(task.where is None or task.where in others, f"{here}: {there}")
             require(task.where is None or task.after is None, f"{here}: a task has where or after, not both")
+        for task in found:
+            conditions(task, {one.name: one for one in found})
         return found
 
     @staticmethod
@@ -314,12 +317,21 @@ class TargetOptions(LabelOptions):
 
 def where_positive(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``targets`` by task, ``[N]`` each, without the labels that do not count, see ``LabelOptions.where``."""
-    found = dict(targets)
+    found, by_name = dict(targets), {task.name: task for task in tasks}
     for task in tasks:
-        if task.where is not None:
-            missing = MISSING_CLASS if task.kind == "multiclass" else math.nan
-            found[task.name] = targets[task.name].masked_fill(targets[task.where] != 1, missing)
+        missing = MISSING_CLASS if task.kind == "multiclass" else math.nan
+        for name in conditions(task, by_name):
+            found[task.name] = found[task.name].masked_fill(targets[name] != 1, missing)
     return found
+
+
+def conditions(task: TargetOptions, tasks: Mapping[str, TargetOptions]) -> list[str]:
+    """Return the tasks that must be positive for a label of ``task`` to count. Raises InputError for a circle."""
+    names = [task.name]
+    while (condition := tasks[names[-1]].where) is not None:
+        names.append(condition)
+        require(names.count(condition) == 1, f"data.tasks.{task.name}.where: {' where '.join(names)} is a circle")
+    return names[1:]
 
 
 def _cell_text(value: Cell) -> str:

@@ -12,7 +12,6 @@ from mtl.cli.compose import CONF
 from mtl.cli.study import FOLDERS
 from mtl.runs import commands
 from mtl.runs.commands import config_dirs, key_of, near, program, quoted
-from mtl.use.predict import SUFFIXES
 
 KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")  # sections whose words a study takes over
 
@@ -24,7 +23,7 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
     """
     files = data.source_files() if hasattr(data, "training_sample") else {}
     rows, found = files.get("data.test_path", files.get("data.path")), []
-    if rows is not None and rows.is_file() and rows.name.endswith(SUFFIXES):
+    if rows is not None and rows.is_file():
         found.append([*program("predict"), near(folder), near(rows)])
     found.append([*program("report"), near(folder)])
     if "data.path" in files:

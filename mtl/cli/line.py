@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mtl.checks import InputError, format_value, require
-from mtl.runs.commands import Line, in_quotes, without
+from mtl.runs.commands import Line, in_quotes, key_of, quoted, without
 
 CLOUD = re.compile(r"([\w.]+)=((?:s3|gs|hf)://[^'\"]+)")  # Hydra reads = in a value, as in day=*/*.csv, in quotes alone
+
+
+VALUED = ("--config-dir", "--trust", "--cfg", "--package")  # flags whose value is the next word
 
 
 class _Parser(ArgumentParser):
@@ -44,3 +47,21 @@ def read_line(arguments: Sequence[str], name: str = "train") -> Line:
     words = [CLOUD.sub(lambda found: f"{found[1]}={in_quotes(found[2])}", word) for word in words]
     flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
     return Line(given=arguments, words=words, searched=[*searched, *paths], **flags)
+
+
+def name_files(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of ``mtl evaluate RUN [FILE]`` with RUN and FILE as words, as in ``evaluate=RUN``."""
+    keys = {key_of(word) for word in arguments}
+    options = [option for option in ("evaluate", "data.test_path") if option not in keys]
+    words = list[str]()
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        is_file = before not in VALUED and _is_path(word)
+        words.append(f"{options.pop(0)}={quoted(word)}" if is_file and options else word)
+    return words
+
+
+def _is_path(word: str) -> bool:
+    """Return whether a word is a path, which may contain =, as in ``s3://sets/day=1/x.csv``, and no flag or option."""
+    if word.startswith(("-", "+", "~", "hydra/")):
+        return False
+    return "=" not in word or "/" in key_of(word) or os.path.exists(word)

@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
     given = words[1:]
-    if name == "evaluate" and given and not given[0].startswith("-"):
-        from mtl.runs.commands import quoted
+    if name == "evaluate":
+        from mtl.cli.line import name_files
 
-        given[0] = given[0] if given[0].startswith("evaluate=") else f"evaluate={quoted(given[0])}"
-        if given[1:] and not given[1].startswith("-") and "=" not in given[1]:
-            given[1] = f"data.test_path={quoted(given[1])}"
+        given = name_files(given)
+        if not (QUICK & set(given) or any(word.startswith("evaluate=") for word in given)):
+            sys.exit("error: give a run, as in mtl evaluate outputs/DATE/RUN")
     if (given or name == "train") and not QUICK & set(given) and sys.stderr.isatty():
         sys.stderr.write("loading PyTorch: some seconds\n")  # the first line of most commands comes after that
     module = importlib.import_module(COMMANDS[name][0])

@@ -33,10 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
     trusted = "your package, whose classes a run may name"
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trusted)
+    where = "the data of the run; default $MTL_DATA_DIR or data"
+    parser.add_argument("--data-dir", metavar="FOLDER", help=where)
     with as_one_message():
         given = parser.parse_args(arguments)
         if not (given.also or given.baseline) and (run := finished(given.given)):
-            return show_run(run, given.trust, given.curve, given.latex)
+            return show_run(run, given.trust, given.curve, given.latex, given.data_dir)
         curves = dict.fromkeys(given.curve, 1)
         compare_given(given.given, given.latex, also=given.also, baseline=given.baseline, curves=curves)
 
@@ -48,12 +50,12 @@ def finished(given: Sequence[str]) -> Path | None:
     return next((Path(word) for word in given if len(given) == 1 and read_results(Path(word))[0]), None)
 
 
-def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool) -> None:
-    """Write the page of one finished run, and print its metrics."""
+def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool, data_dir: str | None = None) -> None:
+    """Write the page of one finished run, whose data are in ``data_dir``, and print its metrics."""
     print(f"{run}: predicting the test rows again for the page; a few seconds, more for many columns", flush=True)
     from mtl.use.run_page import write_run_page
 
-    sections = write_run_page(run, trust, curves=curves)
+    sections = write_run_page(run, trust, curves=curves, places={"data_dir": data_dir} if data_dir else {})
     _show(sections, sections[:1], run, latex)
 
 

@@ -18,6 +18,7 @@ from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.help import described
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.runs.commands import key_of
 from mtl.tune.process import prepare
 
 SECTIONS = ("fixed", "groups", "gates", "space", "values", "baseline", "published", "claims", "remarks", "tables")
@@ -32,8 +33,8 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], lis
         given = f"{' '.join(names)}: " if names else ""
         raise InputError(f"{given}give one of {', '.join(known)}, as in {known[0]} scale=laptop")
     own, others = split_words([word for word in words if "=" in word], OWN)
-    only = [word.partition("=")[2] for word in own if word.startswith("only=")]  # Hydra would read its comma as a sweep
-    cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if not word.startswith("only="))])
+    only = [word.partition("=")[2] for word in own if key_of(word) == "only"]  # Hydra would read its comma as a sweep
+    cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if key_of(word) != "only")])
     cfg.only = only[-1] if only else None
     return names[0], cfg, others, own
 

@@ -28,7 +28,7 @@ from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
 from mtl.config.patterns import with_columns
-from mtl.config.resume import check_batches, config_to_load
+from mtl.config.resume import check_batches, config_to_load, places_of
 from mtl.config.teacher import read_teacher
 from mtl.files.literals import escaped
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
@@ -91,7 +91,7 @@ def run(
     if cfg.get("report") and not cfg.evaluate and resolvers.is_first():
         folder = Path(cfg.paths.run_dir)
         try:
-            write_run_page(folder, cfg.get("trust") or (), python.frames if python else {})
+            write_run_page(folder, cfg.get("trust") or (), python.frames if python else {}, places=places_of(cfg.data))
         except Exception as error:  # the run has ended well, and mtl report can write its page later
             log.warning("no page of the run: %s", error)
         else:
@@ -238,7 +238,12 @@ def _fit(
     monitor = getattr(saved, "monitor", None) or "val/loss"
     checkpoint, validation = str(getattr(saved, "best_model_path", "")) or None, getattr(saved, "validation", {})
     if checkpoint is None:
-        log.warning("no finite %s was measured: testing the last weights", monitor)
+        why = (
+            f"no finite {monitor} was measured"
+            if getattr(saved, "monitor", None)
+            else "the run keeps no best checkpoint"
+        )
+        log.warning("%s: testing the last weights", why)
     if cfg.tested == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
         validation = {name: float(each) for name, each in trainer.callback_metrics.items() if name.startswith("val/")}

@@ -16,7 +16,7 @@ from mtl.cli.errors import as_one_message
 from mtl.cli.explain import explain
 from mtl.cli.help import print_help
 from mtl.cli.line import read_line
-from mtl.runs.commands import Line, hydra_text
+from mtl.runs.commands import Line, hydra_text, key_of
 
 PROGRAM = main.main  # what the process of a run does
 FOLDERS = {"paths.run_dir", "hydra.run.dir"}
@@ -30,7 +30,7 @@ def own_options(file: str, *others: str) -> list[str]:
 
 def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words that set the options ``own``, and the words for runs. The last word of an option counts."""
-    given = {word.partition("=")[0]: word for word in words}
+    given = {key_of(word): word for word in words}
     for key in FOLDERS & given.keys():
         raise InputError(f"{given[key]}: each run has a folder of its own; leave this option out")
     ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]

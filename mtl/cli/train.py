@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         if not line.multirun:
             source = read_start(line.words)
-        elif own := [word for word in line.words if word.startswith("paths.run_dir=")]:
+        elif own := [word for word in line.words if commands.key_of(word) == "paths.run_dir"]:
             sys.exit(f"error: {own[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all")
         words, job = [*source.words, *line.words], partial(task, line, source)
         with opened(line.searched) as hydra:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def read_start(given: Sequence[str]) -> Source:
     """Read the checkpoint that the words ``given`` start from, and the words of its run that Hydra needs as well."""
-    named = {word.partition("=")[0]: word for word in given if word.startswith(("ckpt=", "evaluate="))}
+    named = {key: word for word in given if (key := commands.key_of(word)) in ("ckpt", "evaluate")}
     if len(named) != 1:
         return Source()
     [(option, word)] = named.items()
@@ -134,7 +134,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
     words = list(hydra_cfg.overrides.task[len(source.words) :])
-    local = [word for word in words if not is_harmless(word) and not word.startswith(("ckpt=", "evaluate="))]
+    local = [word for word in words if not is_harmless(word) and commands.key_of(word) not in ("ckpt", "evaluate")]
     commands.LINE = replace(line, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == words:
@@ -155,7 +155,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
         each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
         why_one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
-        keys = {word.partition("=")[0] for word in words}
+        keys = set(map(commands.key_of, words))
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.runs.commands import key_of
 from mtl.tune.process import prepare
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler", "pruner", "study"]
@@ -24,9 +25,9 @@ OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler"
 def run(words: Sequence[str]) -> None:
     """Compose and check the study, then show it or work on it."""
     study, others = split_words(words, OWN)
-    special = {key: word.partition("=")[2] for word in others if (key := word.partition("=")[0]) in ("gate", "show")}
-    others = [word for word in others if word.partition("=")[0] not in special]
-    if not any(word.startswith("study=") for word in study):
+    special = {key: word.partition("=")[2] for word in others if (key := key_of(word)) in ("gate", "show")}
+    others = [word for word in others if key_of(word) not in special]
+    if "study" not in map(key_of, study):
         names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))
         raise InputError(f"give a study, as in study=comet_movielens; there are {names}")
     cfg = hydra.compose("tune", study, return_hydra_config=True)

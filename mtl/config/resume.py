@@ -80,6 +80,11 @@ def _is_place(key: str) -> bool:
     return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
 
 
+def places_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of ``data`` that say where they are: its folder and addresses."""
+    return {key: value for key, value in data.items() if _is_place(f"data.{key}")}
+
+
 def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
     """Return whether ``value`` holds only plain values; with ``numbers_only``, text only under the keys in NAMES."""
     if isinstance(value, list):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.gates.base import Gate
 from mtl.options import Name, Seed, validated
 from mtl.types import Categorical, InputSpec, Routing
@@ -64,7 +64,7 @@ class HashGate(Gate):
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         if not inputs or self.input_name not in inputs:
-            raise ValueError(f"the hash gate reads the raw input {self.input_name!r}; got {sorted(inputs or {})}")
+            raise InputError(f"the hash gate reads the raw input {self.input_name!r}; got {sorted(inputs or {})}")
         table = self.table if tasks is None else self.table[tasks]
         experts = table[:, inputs[self.input_name].long()].transpose(0, 1)  # [B, T]
         dtype = torch.get_default_dtype() if x is None else x.dtype

@@ -146,7 +146,7 @@ def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list
     if names is None:
         return list(range(len(tasks)))
     unknown = set(names) - {task.name for task in tasks}
-    if unknown:
-        raise ValueError(f"no such task: {', '.join(sorted(unknown))}; there are {', '.join(t.name for t in tasks)}")
+    there = ", ".join(task.name for task in tasks)
+    require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {there}")
     chosen = set(names)
     return [index for index, task in enumerate(tasks) if task.name in chosen]

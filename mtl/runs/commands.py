@@ -92,7 +92,7 @@ def without(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
 
 def sweep_command(words: Iterable[str], folder: str | Path) -> str:
     """Return the command that continues the sweep of ``words`` in ``folder``."""
-    words = [word for word in words if not word.startswith("hydra.sweep.dir=")]
+    words = [word for word in words if key_of(word) != "hydra.sweep.dir"]
     return shlex.join([*program(), *words, f"hydra.sweep.dir={quoted(folder)}"])
 
 

@@ -59,17 +59,20 @@ def write_run_page(
     trust: Sequence[str] = (),
     frames: Mapping[str, pl.DataFrame] | None = None,
     curves: Sequence[str] = (),
+    places: Mapping[str, Any] | None = None,
 ) -> list[Section]:
     """Write the page of the finished run in ``folder`` into it, and return its sections.
 
     The test rows are read again; without them, the page says so and has fewer sections. ``trust``: as for ``mtl.load``.
-    ``frames``: rows in memory, by split. ``curves``: further metrics to draw.
+    ``frames``: rows in memory, by split. ``curves``: further metrics to draw. ``places``: the
+    data's folder and addresses, see ``places_of``; by default those of ``config_to_load``, since a stranger's
+    checkpoint chooses none.
     """
     runs, results = read_runs([folder]), read_results(folder)[0]
     assert results is not None
     tested, notes = None, list[str]()
     try:
-        tested = _tested(folder, trust, frames or {})
+        tested = _tested(folder, trust, frames or {}, places or {})
         notes += tested.changes
     except (InputError, OSError) as error:
         memory = read_json(folder / COMMAND).get("rows")  # of mtl.fit, whose page has all
@@ -127,10 +130,14 @@ def _sentence(task: str, metric: str, results: Results) -> str:
     return f"{task}: {metric} {number(results.test.get(f'{task}/{metric}'))}{where}{', '.join(parts)}"
 
 
-def _tested(folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame]) -> Tested:
+def _tested(
+    folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame], places: Mapping[str, Any]
+) -> Tested:
     """Load the network of a run and predict its test rows. Raises InputError."""
     checkpoint = read(folder, "last" if config(folder).get("tested") == "last" else "best")
     cfg = config_to_load(checkpoint, trust)
+    has = checkpoint.config(trust)["data"]
+    cfg.data.update({option: value for option, value in places.items() if option in has})
     data: Any = build.build_data(cfg)
     if frames:
         data.frames = frames

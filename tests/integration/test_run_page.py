@@ -7,13 +7,19 @@ import re
 import shutil
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from omegaconf import DictConfig
 
 import mtl
+from mtl.checks import InputError
 from mtl.cli.report import main
+from mtl.config.resume import places_of
+from mtl.use import run_page
 
 SMALL = {"embedding_dim": 4, "num_experts": 2, "expert_units": [8], "head_units": [8], "max_epochs": 2}
 NASTY = "<script>alert(1)<b>|"
@@ -108,3 +114,30 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     (run / "results.json").write_text("{")  # damaged
     main([str(run)])
     assert "1 of 1 runs have not finished" in capsys.readouterr().out
+
+
+def test_the_page_reads_the_data_where_the_run_did_and_never_where_a_checkpoint_says(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = shutil.copytree(run, tmp_path / "run")
+    data = {"_target_": "x", "data_dir": "/theirs", "base_url": "http://theirs", "size": 3}
+    stranger = SimpleNamespace(path=run, config=lambda trust: {"data": data, "network": {}})
+    monkeypatch.setattr(run_page, "read", lambda *given: stranger)
+    read: list[dict[str, Any]] = []
+
+    def build_data(cfg: DictConfig) -> None:
+        read.append(dict(cfg.data))
+        raise InputError("offline")
+
+    monkeypatch.setattr(run_page.build, "build_data", build_data)
+    monkeypatch.delenv("MTL_DATA_DIR", raising=False)
+    main([str(run)])
+    main([str(run), "--data-dir", "/sets"])
+    ours = {"data_dir": "/ours", "base_url": "http://ours", "size": 4}  # as ``run`` does, with its configuration
+    run_page.write_run_page(run, places=places_of(ours))
+    rest = {"_target_": "x", "size": 3}
+    assert read == [
+        {**rest, "data_dir": "data"},
+        {**rest, "data_dir": "/sets"},
+        {**rest, "data_dir": "/ours", "base_url": "http://ours"},
+    ]

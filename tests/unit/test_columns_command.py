@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_options_teach_what_is_inferred(
     assert out.splitlines()[-1].endswith("--config-dir my_conf data=my_orders")
     options = written("my_conf/data/my_orders.yaml")
     assert options["tasks"] == {name: {"column": name, **task} for name, task in TASKS.items()}
-    assert options["ignore"] == ["Order ID", "currency"]
+    assert options["ignore"] == ["currency"]  # a constant; what to set for the identifier is advised
     plain = {"path": options["path"], "tasks": TASKS}
     one, other = (TableDataModule(**given, batch_size=32) for given in (options, plain))
     for data in (one, other):
@@ -155,3 +156,18 @@ def test_mixed_cells_are_counted_and_what_is_advised_works_beside_the_written_op
     data = build_data(found)
     data.setup()
     assert sorted(data.row_encoder.columns) == ["day", "level"]
+
+
+def test_advised_texts_and_categories_are_inputs_beside_the_written_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = np.random.default_rng(0).choice(["good", "bad", "late", "soon", "box", "blue", "tea", "cup"], (200, 12))
+    table = {"order_id": [f"A{row}" for row in range(200)], "comment": [" ".join(row) for row in words]}
+    pl.DataFrame(table | {"country": "GB", "plan": ["a", "b"] * 100, "y": [0, 1, 1, 0] * 50}).write_csv("t.csv")
+    out = " ".join(columns(capsys, "t.csv", "y").split())
+    advised = re.findall(r"set '(data\.(?:texts|categorical)=\S+)'", out)
+    assert sorted(advised) == ["data.categorical=[order_id]", "data.texts=[comment]"]
+    data = build_data(accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=t", *advised]))
+    data.setup()
+    assert {"order_id", "comment", "plan"} == {*data.row_encoder.columns}

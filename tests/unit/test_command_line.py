@@ -6,13 +6,15 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli import main, reproduce, share, train, tune
 from mtl.cli.compose import CONF, composed, opened
+from mtl.cli.ending import next_commands
 from mtl.cli.line import read_line
 from mtl.cli.study import split_words, start
 from mtl.config.patterns import with_columns
@@ -64,6 +66,48 @@ def test_a_run_and_a_file_to_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
     main.main(["evaluate", "evaluate=run", "data.path=rows.csv"])
     quoted = ["evaluate='my run'", "data.test_path='new rows.csv'", "seed=1"]
     assert found == [quoted, ["evaluate=run", "data.path=rows.csv"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["run", "s3://b/day=1/x.csv"], ["evaluate=run", "data.test_path='s3://b/day=1/x.csv'"]),
+        (["outputs/lr=1", "sets/day=1/x.csv"], ["evaluate='outputs/lr=1'", "data.test_path='sets/day=1/x.csv'"]),
+        (["lr=2", "x.csv"], ["evaluate='lr=2'", "data.test_path=x.csv"]),  # a folder of this name exists
+        (["--trust", "p", "run", "x.csv"], ["--trust", "p", "evaluate=run", "data.test_path=x.csv"]),
+        (["--config-dir=c", "run", "--trust", "p"], ["--config-dir=c", "evaluate=run", "--trust", "p"]),
+        (["seed=1", "run", "+x.y=2", "x.csv"], ["seed=1", "evaluate=run", "+x.y=2", "data.test_path=x.csv"]),
+        (["evaluate=run", "x.csv", "hydra/output=a"], ["evaluate=run", "data.test_path=x.csv", "hydra/output=a"]),
+    ],
+)
+def test_run_and_file_are_told_from_options_and_flags(
+    given: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=2").mkdir()
+    calls: list[Sequence[str]] = []
+    monkeypatch.setattr(train, "main", calls.append)
+    main.main(["evaluate", *given])
+    assert calls == [words]
+    with pytest.raises(SystemExit, match="give a run"):
+        main.main(["evaluate", "--trust", "p", "seed=1"])
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv", "rows.parquet"])
+def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    data = SimpleNamespace(source_files=lambda: {"data.path": tmp_path / name}, training_sample=None)
+    commands = next_commands(OmegaConf.create({"choices": {}}), data, Path("outputs/run"))
+    assert commands[0].endswith(f" predict outputs/run {tmp_path / name}")
+
+
+def test_options_of_a_study_may_have_a_prefix() -> None:
+    words = ["++n_trials=5", "study=table", "+gate=topk", "++optimizer.lr=2", "n_trials=4"]
+    assert split_words(words, tune.OWN) == (["n_trials=4", "study=table"], ["+gate=topk", "++optimizer.lr=2"])
+    with pytest.raises(InputError, match="each run has a folder of its own"):
+        split_words(["++paths.run_dir=x"], tune.OWN)
+    with pytest.raises(SystemExit, match=r"\+\+paths.run_dir=x: each run of a sweep has a folder"):
+        train.main(["-m", "seed=1,2", "++paths.run_dir=x"])
 
 
 def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) -> None:

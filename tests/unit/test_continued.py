@@ -239,16 +239,63 @@ def test_the_constant_is_that_of_the_new_rows(first: tuple[Path, dict[str, Any]]
     assert plan == pytest.approx(tuple(np.log(counts / counts.sum())))
 
 
-def continued(tmp_path: Path, tasks: Any, first: pl.DataFrame, second: pl.DataFrame, **options: Any) -> TableDataModule:
+def continued(
+    tmp_path: Path, earlier: Any, first: pl.DataFrame, second: pl.DataFrame, **options: Any
+) -> TableDataModule:
     """Return the data of a run on ``second`` with ``options`` that starts from a run on ``first``."""
 
-    def data(rows: pl.DataFrame, **given: Any) -> TableDataModule:
-        rows.write_csv(tmp_path / "rows.csv")
-        return TableDataModule(tmp_path / "rows.csv", batch_size=8, split=(1, 0, 0), **given)
+    path = tmp_path / "rows.csv"
 
-    before = data(first, tasks=tasks)
+    def data(rows: pl.DataFrame, **given: Any) -> TableDataModule:
+        rows.write_csv(path)
+        return TableDataModule(path, batch_size=8, val_path=path, test_path=path, **given)
+
+    before = data(first, tasks=earlier, lists={"seen": "|"})
     before.setup()
-    after = data(second, **{"tasks": tasks} | options)
+    after = data(second, **{"tasks": earlier, "lists": {"seen": "|"}} | options)
     after.continue_from(before.state_dict())
     after.setup()
     return after
+
+
+def lists_day(seen: list[str], **columns: Any) -> pl.DataFrame:
+    return pl.DataFrame({"seen": seen, "click": [0, 1] * (len(seen) // 2)} | columns)
+
+
+FIRST = lists_day(["a|b", "b", "a", ""] * 5)
+
+
+def test_an_element_of_a_list_counts_once_in_a_row(tmp_path: Path) -> None:
+    second = lists_day(["c|c|c", "d", "d|a", ""] * 2)
+    encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, min_count=3).row_encoder
+    assert encoder is not None
+    assert encoder.elements["seen"].vocabulary.values == ["a", "b", "d"]
+
+
+def test_a_day_fills_up_the_categories_and_lengthens_lists_up_to_the_options(tmp_path: Path) -> None:
+    second = lists_day(["c|d|a|e", "d", "d|b", ""] * 2)
+    for options, values, length in (
+        ({}, ["a", "b", "c", "d", "e"], 2),
+        ({"max_categories": 3, "max_length": 3}, ["a", "b", "d"], 3),
+        ({"max_categories": 1, "max_length": 1}, ["a", "b"], 1),
+    ):
+        encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, **options).row_encoder
+        assert encoder is not None
+        lists = encoder.elements["seen"]
+        assert (lists.vocabulary.values, lists.length) == (values, length)
+
+
+def test_lists_are_read_as_before_and_labels_in_the_format_of_the_day(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data: lists.seen.separator=; is not as in the run of start_from"):
+        continued(tmp_path, {"click": "binary"}, FIRST, FIRST, lists={"seen": ";"})
+    rows = FIRST.with_columns(price=pl.Series(["1,5", "2,5"] * 10))
+    tasks = {"click": "binary", "price": "regression"}
+    data = continued(tmp_path, tasks, rows.with_columns(price=pl.lit(2.0)), rows, formats={"price": "1.234,5"})
+    assert data.splits["train"].targets["price"].tolist() == [1.5, 2.5] * 10
+
+
+def test_empty_cells_of_a_new_task_after_another_mean_no(tmp_path: Path) -> None:
+    rows = FIRST.with_columns(buy=pl.when(pl.col("click") == 1).then((pl.int_range(pl.len()) % 4 == 1).cast(pl.Int64)))
+    tasks = {"click": {"kind": "binary"}, "buy": {"kind": "binary", "after": "click"}}
+    data = continued(tmp_path, {"click": "binary"}, FIRST, rows, tasks=tasks)
+    assert data.splits["train"].targets["buy"].tolist() == [0.0, 1.0, 0.0, 0.0] * 5

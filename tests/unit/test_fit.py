@@ -510,3 +510,11 @@ def test_wrong_input_gives_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         mtl.fit(**given)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_needs_no_best_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    frame = pl.DataFrame({"x": range(60), "y": [0, 1] * 30})
+    quick: dict[str, Any] = QUICK | {"max_epochs": 1, "progress": True, "options": {"callbacks.best": None}}
+    mtl.fit(frame, {"y": "binary"}, **quick)
+    assert "the run keeps no best checkpoint: testing the last weights" in caplog.text
+    assert "no finite" not in caplog.text

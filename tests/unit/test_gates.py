@@ -57,6 +57,8 @@ def test_hash_table() -> None:
     assert torch.equal(weights.argmax(-1), gate.table[:, ids].T)
     named = HashGate(2, E, D, inputs=inputs, input_name="item")
     assert named.table.shape == (2, 30)
+    with pytest.raises(InputError, match=r"reads the raw input 'item'; got \['user'\]"):
+        named(torch.randn(2, D), {"user": ids})
 
 
 def test_hash_assignments() -> None:

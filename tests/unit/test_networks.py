@@ -124,7 +124,7 @@ def test_a_network_without_heads_predicts_the_mixture() -> None:
 
 
 def test_unknown_tasks_are_named() -> None:
-    with pytest.raises(ValueError, match="no such task: typo"):
+    with pytest.raises(InputError, match="no such task: typo"):
         NETWORKS["mmoe"]()(inputs(), ["typo"])
 
 

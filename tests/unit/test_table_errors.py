@@ -159,6 +159,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tasks": {"y": {"kind": "binary", "metrics": ["ndcg@5"]}}}, "ndcg@5 ranks the rows of each group; name its col"),
     ({"tasks": {"y": {"kind": "binary", "where": "y"}}}, "y: where=y: name another binary task; there are none"),
+    (
+        {"tasks": {"y": {"kind": "binary", "where": "z"}, "z": {"kind": "binary", "where": "y"}}},
+        "data.tasks.y.where: y where z where y is a circle",
+    ),
     ({"split": [0.9, 0.1, 0]}, "data.split="),
     ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
     ({"split_column": "city", "test_path": "x.csv"}, "one or the other"),
@@ -175,6 +179,8 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
     ({"texts": ["a"]}, "column 'a', row 1: 0.5 is not text, nor is any other cell of the column"),
     ({"texts": ["city"], "categorical": ["city"]}, "city is named more than once"),
+    ({"texts": ["city"], "ignore": ["city"]}, "city is named more than once"),
+    ({"lists": {"city": " "}, "ignore": ["city"]}, "city is named more than once"),
     ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
 ]
 ALONE = [  # of tables in memory

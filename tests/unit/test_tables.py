@@ -22,6 +22,7 @@ from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
+from mtl.data_modules.tables.labels import TargetOptions, where_positive
 from mtl.data_modules.tables.lists import words_and_groups
 from mtl.data_modules.tables.row_source import Block
 from mtl.data_modules.tables.statistics import Moments
@@ -651,6 +652,15 @@ def test_labels(way: str, tmp_path: Path) -> None:
     assert val[0] == -1  # of None, ann, cat, ann
     assert val[1] == val[3] != val[2]
     assert "user" in groups.spec.inputs
+
+
+def test_labels_count_where_all_nested_conditions_hold() -> None:
+    tasks = {"a": BINARY, "b": BINARY | {"where": "a"}, "y": REGRESSION | {"where": "b"}, "c": CLASSES | {"where": "b"}}
+    a, b = torch.tensor([1.0, 0.0, math.nan, 1.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, 0.0, math.nan])
+    targets = {"a": a, "b": b, "y": torch.arange(5.0), "c": torch.arange(5)}
+    kept = where_positive(TargetOptions.each(tasks), targets)
+    assert torch.equal(kept["y"].isnan(), torch.tensor([False, True, True, True, True]))
+    assert kept["c"].tolist() == [0, *[MISSING_CLASS] * 4]
 
 
 @pytest.mark.parametrize("way", WAYS)
