@@ -176,8 +176,9 @@ def group_marks(source: RowSource, column: str, shares: Mapping[str, float], see
 
     def marks(block: Block) -> np.ndarray[Any, Any]:
         rows = source.read(block, [column])
+        rows = rows.with_columns(as_text(rows[column]).replace("", None))
         _check_filled(rows, column, block, "data.split_by=group needs the group of each row")
-        text = as_text(rows[column])
+        text = rows[column]
         groups = text.unique()
         numbers = np.searchsorted(bounds, [drawn(group) for group in groups], side="right")
         return text.replace_strict(groups, numbers, return_dtype=pl.Int64).to_numpy()

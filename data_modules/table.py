@@ -446,7 +446,8 @@ class TableDataModule(TensorDataModule):
         """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
         if self.group_column is None:
             return None
-        text = as_text(frame[self.group_column])
+        assert self.row_encoder is not None
+        text = as_text(frame[self.group_column]).replace(list({"", *self.row_encoder.empty}), None)
         numbers = pl.when(text.is_null()).then(-1).otherwise((text.hash(seed=0) // 2).cast(pl.Int64))
         return torch.from_numpy(pl.select(numbers).to_series().to_numpy(writable=True))
 

@@ -57,7 +57,7 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     differences = {"model.pt2": difference(model, found, expected)}
     if onnx:
         session = program.save_onnx(exported, list(inputs), names, folder / "model.onnx")
-        values = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+        values = session.run(None, {name: value.numpy() for name, value in inputs.items()})
         found = dict(zip(names, map(torch.from_numpy, values), strict=True))
         differences["model.onnx"] = difference(model, found, expected)
     for file, value in differences.items():

@@ -6,7 +6,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,17 +99,36 @@ def save(program: ExportedProgram, path: Path) -> nn.Module:
 def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collection[str], path: Path) -> Any:
     """Write ``program`` to ``path`` as ONNX; return a session of onnxruntime. Raises InputError without the packages.
 
-    ``names`` are the names of the inputs, ``tasks`` the names of the outputs.
+    ``names`` are the names of the inputs, ``tasks`` the names of the outputs. ONNX needs a different name for each
+    value, so an output that is named like an input gets the suffix "_prediction".
     """
     import onnxruntime  # takes seconds
 
-    options: dict[str, Any] = {"input_names": list(names), "output_names": list(tasks), "external_data": False}
     with quiet(), reported(path), TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        torch.onnx.export(program, f=Path(folder) / path.name, verbose=False, **options)
+        converted = torch.onnx.export(program, verbose=False)
+        assert converted is not None
+        _rename(converted.model.graph, list(names), tasks)
+        converted.save(Path(folder) / path.name, external_data=False)
         for made in sorted(Path(folder).iterdir(), reverse=True):  # weights first: beyond 2 GB they are a separate file
             check_place(path.with_name(made.name))
             made.replace(path.with_name(made.name))
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def _rename(graph: Any, inputs: Sequence[str], tasks: Collection[str]) -> None:
+    """Name inputs and outputs of an ONNX graph; all other values get names that are longer than any of these."""
+    outputs = list[str]()
+    for task in tasks:
+        name = task
+        while name in inputs or name in outputs or (name != task and name in tasks):
+            name += "_prediction"
+        outputs.append(name)
+    longest = max([*inputs, *outputs], key=len)
+    for value in [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]:
+        value.name = longest + value.name
+    for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        for value, name in zip(values, names, strict=True):
+            value.name = name
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def values_of(cells: pl.Series, model: Any) -> pl.Series:
     if not is_category and known.n_unique() > MOST and known.null_count() == cells.null_count():
         found = (known.quantile(share, "nearest") for share in (0.25, 0.5, 0.75))
         bounds = sorted({float(each) for each in found if each is not None})
-        names = pl.Series([_between(*ends) for ends in pairwise([-math.inf, *bounds, math.inf])])
+        names = pl.Series([_between(*ends) for ends in pairwise(["", *_texts(bounds), ""])])
         own = names[np.searchsorted(bounds, known.fill_null(0.0).to_numpy())]
         return pl.select(pl.when(known.is_null()).then(pl.lit("missing")).otherwise(own).alias(cells.name)).to_series()
     texts = as_text(cells).fill_null("missing")
@@ -100,9 +100,14 @@ def values_of(cells: pl.Series, model: Any) -> pl.Series:
     return pl.select(pl.when(is_frequent).then(texts).otherwise(pl.lit("others")).alias(cells.name)).to_series()
 
 
-def _between(low: float, high: float) -> str:
-    ends = [f"above {low:.4g}"] * (low > -math.inf) + [f"up to {high:.4g}"] * (high < math.inf)
-    return ", ".join(ends)
+def _texts(bounds: Sequence[float]) -> list[str]:
+    """Return different numbers as different texts, with as many digits as that takes, and at least four."""
+    texts = ([f"{bound:.{digits}g}" for bound in bounds] for digits in range(4, 18))
+    return next(some for some in texts if len(set(some)) == len(bounds))
+
+
+def _between(low: str, high: str) -> str:
+    return ", ".join([f"above {low}"] * bool(low) + [f"up to {high}"] * bool(high))
 
 
 def compared(

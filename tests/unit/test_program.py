@@ -144,6 +144,30 @@ def test_program_of_other_gates(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_names_of_columns_and_tasks_are_free(tmp_path: Path) -> None:
+    """They may be those of operations, of weights, and of each other."""
+    columns = ("cat", "linear", "a", "output.bias", "a_prediction")
+    names = ["a", "a_prediction", "sigmoid"]
+    spec = DataSpec({name: Numeric(1) for name in columns}, [TaskSpec(name, "binary") for name in names])
+    network, inputs = mixture(spec, CometGate, DENSE).eval(), made_up(spec.inputs, 3)
+    program = export(Readable(exportable(network)), inputs)
+    check(save(program, tmp_path / "model.pt2"), network, inputs)
+    session = save_onnx(program, list(inputs), names, tmp_path / "model.onnx")
+    assert [one.name for one in session.get_inputs()] == list(columns)
+    assert [one.name for one in session.get_outputs()] == [
+        "a_prediction_prediction",
+        "a_prediction_prediction_prediction",
+        "sigmoid",
+    ]
+
+    def run(some: dict[str, Tensor]) -> dict[str, Tensor]:
+        values = session.run(None, {name: value.numpy() for name, value in some.items()})
+        return dict(zip(names, map(torch.from_numpy, values), strict=True))
+
+    check(run, network, inputs)
+
+
+@torch.no_grad()
 def test_onnx_equals_network(tmp_path: Path) -> None:
     _, network, inputs = build("comet+")
     names = [task.name for task in network.tasks]

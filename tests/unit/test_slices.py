@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -77,6 +78,14 @@ def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
     assert {value for column, value, *_ in found if column == "x"} == quartiles
     assert len(quartiles) == 4
     assert "For whom it is worse" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("start", [0.0, 1.7e9, 2.0**53 - 100])
+def test_quartiles_of_large_numbers_have_names_of_their_own(start: float) -> None:
+    encoder = SimpleNamespace(categorical={}, numeric={"at": None})
+    at = pl.Series("at", start + np.arange(100.0))
+    counts = slices.values_of(at, SimpleNamespace(encoder=encoder)).value_counts()["count"]
+    assert counts.sort().to_list() == [24, 25, 25, 26]
 
 
 TASK = mtl.types.TaskSpec("a", "binary")

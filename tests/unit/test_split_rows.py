@@ -106,12 +106,19 @@ def test_all_rows_of_a_group_are_in_one_split(way: str, tmp_path: Path) -> None:
         ({"split_by": "time", "time_column": "att"}, r"no column 'att' \(did you mean 'at'"),
         ({"split_by": "time", "time_column": "gaps"}, "column 'gaps', row 2: None: data.split_by=time needs"),
         ({"split_by": "group", "group_column": "gaps"}, "column 'gaps', row 2: None: data.split_by=group needs"),
+        ({"split_by": "group", "group_column": "blank"}, "column 'blank', row 2: None: data.split_by=group needs"),
         ({"split_by": "time", "time_column": "word"}, "column 'word', row 1: 'x' is not a date"),
         ({"split_by": "time", "time_column": "same"}, "data.split leaves none for train"),
     ],
 )
 def test_errors(options: dict[str, Any], message: str, way: str, tmp_path: Path) -> None:
     gaps = [None if row == 1 else float(row) for row in range(ROWS)]
-    change = {"at": TIMES["numbers"], "gaps": gaps, "word": ["x"] * ROWS, "same": [1.5] * ROWS}
+    change = {
+        "at": TIMES["numbers"],
+        "gaps": gaps,
+        "blank": ["a", " "] * (ROWS // 2),
+        "word": ["x"] * ROWS,
+        "same": [1.5] * ROWS,
+    }
     with pytest.raises(InputError, match=message):
         split(tmp_path, way, change, **options)

@@ -664,6 +664,21 @@ def test_labels_count_where_all_nested_conditions_hold() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_rows_with_an_empty_group_are_in_none_in_any_file(way: str, tmp_path: Path) -> None:
+    """As text, empty cells are "" or one of ``null_values``, of the training file alone."""
+    change = {"user": ["ann", " ", None, "ann", "cat"] * 4}
+    data = labelled(tmp_path, way, {"click": BINARY | {"metrics": ["gauc"]}}, change, group_column="user")
+    expected = next(iter(data.val_dataloader())).groups
+    assert (expected < 0).tolist() == [True, False, False, False]  # None, ann, cat, ann
+    users = pl.Series(["ann", " ", "", "ann", "cat", "NA"])
+    rows = pl.DataFrame(LABELS | change).cast(pl.String)[10:16].with_columns(user=users)
+    groups = data.labelled(rows, "rows").groups
+    assert (groups < 0).tolist() == [False, True, True, False, False, way == "csv"]
+    assert groups[0] == groups[3] == expected[1]
+    assert groups[4] == expected[2]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_labels_count_where_another_task_is_positive(way: str, tmp_path: Path) -> None:
     tasks = {"click": BINARY, "genre": CLASSES | {"where": "click"}, "stars": REGRESSION | {"where": "click"}}
     all_tasks = {name: {key: value for key, value in task.items() if key != "where"} for name, task in tasks.items()}
