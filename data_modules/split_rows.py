@@ -101,7 +101,9 @@ def rare_rows(source: RowSource, columns: Sequence[str], share: float) -> Tensor
     """
     found = []
     for column in columns:
-        if source.schema[column].is_nested():  # of which reading the labels complains
+        if (
+            source.schema[column].is_nested() or source.schema[column] == pl.Object
+        ):  # of which reading the labels complains
             continue
         text = pl.concat([as_text(source.read(block, [column])[column]) for block in source.blocks(None)])
         counts = text.drop_nulls().value_counts(sort=True)
@@ -176,6 +178,7 @@ def group_marks(source: RowSource, column: str, shares: Mapping[str, float], see
 
     def marks(block: Block) -> np.ndarray[Any, Any]:
         rows = source.read(block, [column])
+        check_type(rows[column], block.file, " to single values", "date")
         rows = rows.with_columns(as_text(rows[column]).replace("", None))
         _check_filled(rows, column, block, "data.split_by=group needs the group of each row")
         text = rows[column]

@@ -53,7 +53,7 @@ from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import ACCEPTED, DATES, is_format
 from .tables.growing import check_kept, grown, tasks_of
-from .tables.kinds import ColumnOptions
+from .tables.kinds import ColumnOptions, check_type
 from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
 from .tables.learning import learn
 from .tables.row_source import NULL_VALUES, RowSource
@@ -235,6 +235,8 @@ class TableDataModule(TensorDataModule):
             here, ranking = f"data.tasks.{task.name}", [name for name in task.metrics if metric_family(name) in RANKING]
             for column in (task.column, task.weight_column):
                 require(column not in self.given.columns, f"{here}: its column {column!r} is also named as an input")
+            weighs = task.column not in self.weight_columns
+            require(weighs, f"{here}: its column {task.column!r} is also named as a weight_column")
             grouped = (
                 f"{', '.join(ranking)} ranks the rows of each group; name its column, as in data.group_column=user"
             )
@@ -413,7 +415,7 @@ class TableDataModule(TensorDataModule):
         assert self.row_encoder is not None
         inputs, targets = self.row_encoder.encode(frame, where), self.targets(frame, tasks, where)
         weights = self._weights(frame, where) if self.weight_columns else {}
-        return Batch(inputs, targets, weights, self.groups(frame) if grouped else None)
+        return Batch(inputs, targets, weights, self.groups(frame, where) if grouped else None)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Hide ``unknown_share`` of the ids of a training batch; see the class.
@@ -442,11 +444,15 @@ class TableDataModule(TensorDataModule):
         targets = chained(self.labels, targets, self.row_encoder.filled_after, frame, where)
         return where_positive(self.labels, targets)
 
-    def groups(self, frame: pl.DataFrame) -> Tensor | None:
-        """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
+    def groups(self, frame: pl.DataFrame, where: str) -> Tensor | None:
+        """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell.
+
+        Raises InputError for a column of lists.
+        """
         if self.group_column is None:
             return None
         assert self.row_encoder is not None
+        check_type(frame[self.group_column], where, " to single values", "date")
         text = as_text(frame[self.group_column]).replace(list({"", *self.row_encoder.empty}), None)
         numbers = pl.when(text.is_null()).then(-1).otherwise((text.hash(seed=0) // 2).cast(pl.Int64))
         return torch.from_numpy(pl.select(numbers).to_series().to_numpy(writable=True))
@@ -479,6 +485,7 @@ class TableDataModule(TensorDataModule):
 
 def read_weights(frame: pl.DataFrame, name: str, where: str, form: str = "") -> Tensor:
     """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
+    check_type(frame[name], where, " to weights")
     column = numbers(frame, name, where, form=form)
     bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
     if len(bad):

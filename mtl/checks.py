@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
 LONGEST = 60  # characters of a value that a message repeats
+WORD = 255  # characters of a word, such as a path, in a message
 MOST = 4  # problems that one message names
 LISTED = 20  # names in a message
 
@@ -19,8 +21,13 @@ class InputError(ValueError):
     """Report invalid input from the user.
 
     The message says what was given, where, what is accepted and what to do; the program prints it alone,
-    without a traceback, and exits with 1.
+    without a traceback, and exits with 1. Words of more than ``WORD`` characters lose their middle.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            re.sub(rf"\S{{{WORD + 1},}}", lambda word: f"{word[0][:LONGEST]}...{word[0][-LONGEST:]}", message)
+        )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

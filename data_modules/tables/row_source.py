@@ -24,7 +24,8 @@ from .columns import FILE
 
 PARQUET = ".parquet"
 ROWS = 1 << 16  # rows of a block
-CELL = 16  # bytes of memory that it takes at least to read a cell of a Parquet file
+# Bytes of memory that it takes to read and encode a row of a Parquet file: of its numbers and split, and of each cell
+NUMBERED, CELL = 64, 32
 # Texts that count as empty cells, by default
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
@@ -160,7 +161,7 @@ class RowSource:
         """Return the same rows in memory. Raises InputError if there are none, or too many."""
         count, width = self.count, len(self.schema)  # a small file may repeat a value 10^9 times
         require(count > 0, f"{self.here} has a header but no rows")
-        fits = not self.stamps or count * width * CELL <= MEMORY
+        fits = not self.stamps or count * (NUMBERED + width * CELL) <= MEMORY
         wide = f"{count:,} rows of {width} columns, which do not fit into memory"
         require(fits, f"{self.here} has {wide}: use data=table_stream")
         parts = [(block.file, self.read(block, self.columns)) for block in self.blocks(None)]

@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
 from mtl.files.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, own_file
+from mtl.files.writing import reported
 from mtl.runs.commands import command
 
 
@@ -20,7 +21,8 @@ def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLoc
     if its lock or log is a link out of it.
     A run that ended before its first checkpoint left nothing to lose, so its folder is taken over.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with reported(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for name in (LOCK, LOG):  # which are opened for writing: a link could lead anywhere
         if os.path.lexists(folder / name):
             own_file(folder / name, folder, math.inf)

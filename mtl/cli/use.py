@@ -122,10 +122,8 @@ def importance(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the shuffles; default 0")
     with as_one_message():
         given = read_given(parser, arguments)
-        from mtl.checks import require
         from mtl.use.predict import read_rows, show
 
-        require(given.repeats >= 1, f"--repeats {given.repeats}: must be at least 1")
         model = loaded(given)
         found = model.importance(read_rows(model, given.rows), given.repeats, given.seed, str(given.rows))
         if given.out is None:

@@ -87,9 +87,7 @@ def fit(
     """
     wanted = "must be a dict of names and kinds, as in {'clicked': 'binary'}"
     require(isinstance(tasks, Mapping), f"tasks={format_value(tasks)}: {wanted}")
-    require(
-        isinstance(options, Mapping | None), f"options={format_value(options)}: must be a dict of options and values"
-    )
+    options = checked(Mapping[str, Any] | None, options, "options")
     folder, resume = checked(FilePath | None, folder, "folder"), checked(FilePath | None, resume, "resume")
     require("${" not in str(folder), f"folder={folder}: must be a path without ${{")
     config_dir = checked(FilePath | None, config_dir, "config_dir")
@@ -151,7 +149,7 @@ def _composed(
 
     Raises InputError for an unknown option, or for one that must not differ from the checkpoint's.
     """
-    chosen = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
+    chosen = {option: word(option, value, os.path.isdir(CONF / option)) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
     unwritten = [option for option, text in chosen.items() if text is None]  # such as names with spaces
 
@@ -172,7 +170,7 @@ def _composed(
             return resumed_config(checkpoint, words, compose, trust, options=unwritten)
         except Exception as error:
             sentence = explain(error, words)
-            if sentence is None and not isinstance(error, OmegaConfBaseException | InputError):
+            if sentence is None and not isinstance(error, OmegaConfBaseException | InputError | OSError):
                 raise
             raise InputError(sentence or first_line(error)) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import polars as pl
 from omegaconf import OmegaConf
 
-from mtl.checks import format_value, require
+from mtl.checks import require
 from mtl.cli.compose import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, with_options, word
@@ -39,9 +40,7 @@ def share(
     for other rows under the same ``name``.
     """
     folder = valid(FilePath, folder, "folder")
-    require(
-        isinstance(options, Mapping | None), f"options={format_value(options)}: must be a dict of options and values"
-    )
+    options = valid(Mapping[str, Any] | None, options, "options")
     own = {name: keywords.pop(name) for name in OWN if name in keywords}
     path = path_of(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
     if not is_path(frame):
@@ -57,7 +56,7 @@ def share(
     }
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     values = escaped(plain(values))
-    words = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
+    words = {option: word(option, value, os.path.isdir(CONF / option)) for option, value in values.items()}
     odd = {option: values[option] for option, text in words.items() if text is None}  # no word can hold these
     names = f"not possible with these names in {', '.join(odd)}; give its options in options="
     require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")

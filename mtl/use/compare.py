@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import InputError, join_names, require
 from mtl.objectives import OF_QUANTILES
+from mtl.options import Positive, RunSeed, validated
 from mtl.report.statistics import Difference, Outcome, holm
 from mtl.training.bootstrap import standard_error
 from mtl.training.metrics import Rows, higher_is_better, metric_names, value_of
@@ -29,14 +31,15 @@ KINDS |= {**dict.fromkeys(("a", "b", "difference", "low", "high", "p"), pl.Float
 WORDS = {Outcome.BETTER: "better", Outcome.WORSE: "worse", Outcome.SAME: "as good", Outcome.OPEN: "undecided"}
 
 
+@validated
 def compare(
     model_a: TrainedModel,
     model_b: TrainedModel,
     rows: Any,
-    margin: float | None = None,
+    margin: Positive | None = None,
     by: str | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    resamples: Annotated[int, Field(ge=100)] = RESAMPLES,
+    seed: RunSeed = 0,
     where: str = ROWS,
 ) -> Any:
     """Return by how much one model is better than another on the same labelled rows, for each task of both.
@@ -54,8 +57,6 @@ def compare(
     corrected together by Holm's method. ``rows``: as in ``TrainedModel.evaluate``; the result is of polars, or of
     pandas if ``rows`` are. Raises InputError, also for labels that one of the models does not know.
     """
-    require(margin is None or 0 < margin < math.inf, f"margin={margin}: must be a positive number, or none")
-    require(resamples >= 100, f"resamples={resamples}: must be at least 100")
     frame = to_polars(rows)
     if by is not None:
         require(by in frame.columns, f"{where} has no column {by!r}; it has {join_names(frame.columns)}")

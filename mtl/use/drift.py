@@ -38,7 +38,6 @@ class Predicted(StrictModel):
 
 def drift(model: Any, frame: pl.DataFrame, threshold: float, batch_size: int, where: str) -> pl.DataFrame:
     """See ``TrainedModel.drift``."""
-    require(threshold > 0, f"threshold={threshold}: must be above 0")
     require(len(frame) > 0, f"{where} has no rows to compare with the training rows")
     if model.labelled is None:
         raise InputError("the data of this network are no table, whose columns could be compared")

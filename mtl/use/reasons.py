@@ -27,7 +27,6 @@ def reasons(
     where: str,
 ) -> pl.DataFrame:
     """See ``TrainedModel.reasons``."""
-    require(samples >= 1, f"samples={samples}: must be at least 1")
     require(len(reference) > 1, "one row has nothing to be compared with: give reference, further rows such as those")
     cells = reference.select(model.columns).sample(samples, with_replacement=True, seed=seed)
     names, rows = [task.name for task in tasks], np.arange(len(frame))

@@ -21,7 +21,7 @@ from mtl.config.resume import config_to_load
 from mtl.files.records import RESULTS, read_json
 from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
-from mtl.options import FilePath, InnerShare, valid
+from mtl.options import Count, FilePath, InnerShare, Long, Positive, RunSeed, valid, validated
 from mtl.runs.results import metrics_of
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
@@ -83,12 +83,13 @@ class TrainedModel:
             raise InputError(f"the data of this network have no raw rows: give tensors of {_inputs(self.spec)}")
         return self.encoder.encode(frame, where, task)
 
+    @validated
     def predict(
         self,
         rows: Any,
         tasks: Sequence[str] | None = None,
         experts: bool = False,
-        batch_size: int = 4096,
+        batch_size: Long = 4096,
         where: str = ROWS,
         interval: float | None = None,
     ) -> Any:
@@ -140,7 +141,8 @@ class TrainedModel:
                 table["_experts_".join(key) if len(keys) > 1 else f"{key[0]}_experts"] = pl.concat(used[key])
         return like(rows, pl.DataFrame(table), indexed=True)
 
-    def explain(self, rows: Any, tasks: Sequence[str] | None = None, batch_size: int = 4096, where: str = ROWS) -> Any:
+    @validated
+    def explain(self, rows: Any, tasks: Sequence[str] | None = None, batch_size: Long = 4096, where: str = ROWS) -> Any:
         """Return the experts that each row uses for each task: columns row (from 0), layer, task, expert and weight.
 
         Only weights other than 0 are listed. In a network on texts that routes tokens, the weight of a row is the mean
@@ -158,7 +160,8 @@ class TrainedModel:
                 parts.append(pl.DataFrame(columns, schema=EXPLANATION))
         return like(rows, pl.concat(parts).sort("row", maintain_order=True))
 
-    def evaluate(self, rows: Any, batch_size: int = 4096, where: str = ROWS) -> dict[str, float]:
+    @validated
+    def evaluate(self, rows: Any, batch_size: Long = 4096, where: str = ROWS) -> dict[str, float]:
         """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
 
         ``rows``: as in ``predict``, with a column for each task. Raises InputError.
@@ -167,7 +170,8 @@ class TrainedModel:
             raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
         return evaluated(self, self.labelled(to_polars(rows), where), batch_size)
 
-    def importance(self, rows: Any, repeats: int = 5, seed: int = 0, where: str = ROWS) -> Any:
+    @validated
+    def importance(self, rows: Any, repeats: Count = 5, seed: RunSeed = 0, where: str = ROWS) -> Any:
         """Return how much worse each task's main metric becomes if the cells of a column are shuffled among the rows.
 
         The columns are task, column, metric, importance (the mean over ``repeats`` shuffles of the loss in metric; at
@@ -178,13 +182,14 @@ class TrainedModel:
             raise InputError("the data of this network are no table, so it has no columns to shuffle")
         return like(rows, importance(self, self.labelled, to_polars(rows), repeats, seed, where))
 
+    @validated
     def reasons(
         self,
         rows: Any,
         tasks: Sequence[str] | None = None,
         reference: Any = None,
-        samples: int = 20,
-        seed: int = 0,
+        samples: Count = 20,
+        seed: RunSeed = 0,
         where: str = ROWS,
     ) -> Any:
         """Return how much each cell of a row raises its predictions: columns row (from 0), task, column and effect.
@@ -200,7 +205,8 @@ class TrainedModel:
         others = frame if reference is None else to_polars(reference)
         return like(rows, reasons(self, frame, self.tasks_named(tasks), others, samples, seed, where))
 
-    def drift(self, rows: Any, threshold: float = THRESHOLD, batch_size: int = 4096, where: str = ROWS) -> Any:
+    @validated
+    def drift(self, rows: Any, threshold: Positive = THRESHOLD, batch_size: Long = 4096, where: str = ROWS) -> Any:
         """Return how far the columns of rows, and their predictions, have changed since the training; worst first.
 
         A column has ``drifted`` if its ``psi``, the population stability index, is above ``threshold``, and ``p``, the
@@ -241,7 +247,6 @@ class TrainedModel:
         self, rows: pl.DataFrame | dict[str, Tensor], tasks: Sequence[TaskSpec], batch_size: int, where: str
     ) -> Iterator[tuple[dict[str, Tensor], NetworkOutput]]:
         """Yield the inputs and outputs of the network for each batch and each group of tasks with the same inputs."""
-        require(batch_size >= 1, f"batch_size={batch_size}: must be at least 1")
         names = [task.name for task in tasks]
         if isinstance(rows, dict):
             missing = [name for name in self.spec.inputs if name not in rows]

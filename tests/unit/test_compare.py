@@ -165,7 +165,7 @@ def test_networks_that_do_not_fit_are_one_message(model: Any) -> None:
         mtl.compare(fewer, other, rows)
     with pytest.raises(InputError, match=r"has no column 'town'"):
         mtl.compare(model, model, rows, by="town")
-    with pytest.raises(InputError, match="margin=0: must be a positive number"):
+    with pytest.raises(InputError, match="margin=0: must be greater than 0"):
         mtl.compare(model, model, rows, margin=0)
 
 

@@ -151,7 +151,7 @@ def test_bad_input_is_one_message(model: Any) -> None:
         model.drift(day(20, 0).drop("city"))
     with pytest.raises(InputError, match="has no rows to compare"):
         model.drift(day(20, 0)[:0])
-    with pytest.raises(InputError, match="threshold=0: must be above 0"):
+    with pytest.raises(InputError, match="threshold=0: must be greater than 0"):
         model.drift(day(20, 0), threshold=0)
     old = replace(model, encoder=replace(model.encoder, histograms={}))
     with pytest.raises(InputError, match="does not describe its training rows, as older ones do not: train it again"):

@@ -481,7 +481,24 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "folder": ({"folder": 5}, "folder=5: must be a path"),
     "folder with a NUL": ({"folder": "a\0b"}, r"folder=a\\x00b: must be a path"),
     "folder that interpolates": ({"folder": "${x}"}, r"folder=\$\{x\}: must be a path without \$\{"),
-    "options": ({"options": [1]}, r"options=\[1\]: must be a dict of options and values"),
+    "options": ({"options": [1]}, r"options=\[1\]: must be a valid dictionary"),
+    "option that is no text": ({"options": {1: 2}}, "options.1: this name must be a valid string"),
+    "long option": ({"options": {"q" * 5000: 1}}, r"File name too long: .*\.\.\.q{50}"),
+    "folder that is a file": ({"folder": __file__}, "test_fit.py cannot be written: file exists"),
+    "folder with a long name": ({"folder": "q" * 5000}, "cannot be written: file name too long"),
+    "long task": ({"tasks": {"q" * 5000: "binary"}}, "this name must be text of at most 100 characters"),
+    "objects": (
+        {"frame": visits().with_columns(clicked=pl.Series([object()] * 200, dtype=pl.Object))},
+        "frame, column 'clicked': its type Object is neither text nor number; .* holds the labels",
+    ),
+    "groups of lists": (
+        {"frame": visits().with_columns(of=pl.lit([1, 2])), "group_column": "of"},
+        r"frame, column 'of': its type List\(Int..\) is neither text nor number",
+    ),
+    "weights of lists": (
+        {"frame": visits().with_columns(w=pl.lit([1, 2])), "weight_column": "w"},
+        r"frame, column 'w': its type List\(Int..\) is neither text nor number",
+    ),
     "options and keyword": (
         {"max_epochs": 2, "options": {"trainer": {"max_epochs": 3}}},
         "trainer.max_epochs is given twice, by a keyword or in options",
@@ -510,6 +527,27 @@ def test_wrong_input_gives_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         mtl.fit(**given)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("predict", "tasks", 3),
+        ("predict", "tasks", "clicked"),
+        ("predict", "batch_size", 1.5),
+        ("explain", "batch_size", 0),
+        ("evaluate", "batch_size", -1),
+        ("importance", "seed", -1),
+        ("importance", "repeats", 0),
+        ("importance", "repeats", -1),
+        ("reasons", "samples", 0),
+        ("drift", "batch_size", "x"),
+    ],
+)
+def test_wrong_option_of_a_method_is_one_sentence(model: Any, method: str, option: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{option}={value}: "):
+        getattr(model, method)(visits(20), **{option: value})
 
 
 def test_a_run_needs_no_best_checkpoint(caplog: pytest.LogCaptureFixture) -> None:

@@ -186,6 +186,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 ALONE = [  # of tables in memory
     ({"test_path": "{0}/less.csv"}, "less.csv lacks columns of .*t.parquet: a, city"),
     ({"weight_column": "city"}, "column 'city', row 1: 'Bern' is not a number"),
+    ({"weight_column": "y"}, "data.tasks.y: its column 'y' is also named as a weight_column"),
     ({"weight_column": "a", "numeric": ["a"]}, "data.weight_column=a: this column is also named as an input"),
     ({"weight_column": "w"}, "column 'w', row 1: -1.0 is not a weight, a number from 0 to 1e"),
     ({"weight_column": "zero"}, "column 'zero': all labels of task 'y' have weight 0"),
@@ -303,6 +304,8 @@ def test_files_that_unpack_to_much_more_than_themselves_are_refused(
     assert "much.csv.gz holds more than a table in memory may have" in refusal(tmp_path / "much.csv.gz")
     monkeypatch.setattr(row_source, "MEMORY", 100_000)
     message = refusal(tmp_path / "much.parquet")
+    monkeypatch.setattr(row_source, "MEMORY", 4000 * (2 * 16 + 1))  # the cells alone would fit
+    assert refusal(tmp_path / "much.parquet") == message
     assert "4,000 rows of 2 columns, which do not fit into memory: use data=table_stream" in message
 
 
