@@ -46,6 +46,8 @@ from mtl.use.trained import model_of
 
 log = logging.getLogger("mtl")
 
+SOFTWARE = results.versions()  # of the imported code: files may change while a study or a notebook goes on
+
 HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
     ".*callbacks used to create the checkpoint need to be provided.*",  # a resumed run may have another schedule
@@ -107,7 +109,6 @@ def _run(
     ending: contextlib.ExitStack,
 ) -> float | None:
     check(cfg)
-    software = results.versions()  # at the start, since files may change during training
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     if checkpoint is None and (cfg.ckpt or cfg.evaluate):
@@ -183,7 +184,7 @@ def _run(
     # Lightning's test() returns only logged values, callback_metrics has all of them
     measured, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
     logged = {name: float(value) for name, value in measured.items() if not name.startswith("val/")} | validation
-    own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": software}
+    own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": SOFTWARE}
     record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
     if trainer.is_global_zero:
         record["advice"] = [*against_quick_model(record), *advice(record, progress)]

@@ -153,8 +153,8 @@ def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: i
 def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], overlap: float) -> tuple[str, str]:
     """Return the setting with the largest mean delta-m on ``validation`` rows, if ``test`` rows confirm it, and why.
 
-    They do if it is better than ``alone`` by the t test; otherwise, return ``alone``. The test rows of other settings
-    are not looked at, so that nothing needs a correction.
+    They do if it is better than ``alone`` by the t test; otherwise, return ``alone``. Both rows are of the same runs,
+    whose luck chooses too, so p is corrected for the number of settings (Bonferroni).
     """
     found = [
         Gain(name, "", (), difference(values, validation[ALONE], 1.0, overlap))
@@ -166,7 +166,8 @@ def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], ov
         undefined = best is not None and math.isinf(best.mean)
         return ALONE, "delta-m is undefined" if undefined else "no setting is better on validation rows"
     apart = difference(test[best.setting], test[ALONE], 1.0, overlap)
-    tested = replace(best, found=apart, p=apart.p if apart else None)
+    p = None if apart is None or apart.p is None else min(1.0, apart.p * len(found))
+    tested = replace(best, found=apart, p=p, comparisons=len(found))
     if tested.verdict == SHARE:
         return best.setting, f"delta-m {tested}"
     why = f"; {tested.advice}" if tested.verdict == UNDECIDED else ""

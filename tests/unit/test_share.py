@@ -278,6 +278,20 @@ def test_a_line_for_each_task() -> None:
     assert answer("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
 
 
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("settings", [2, 8])
+def test_luck_of_runs_that_shows_in_both_rows_recommends_nothing(seeds: int, settings: int) -> None:
+    random, advised, tables = np.random.default_rng(seeds + settings), 0, 400
+    for _ in range(tables):
+        luck = random.normal(size=(settings + 1, seeds))
+        val, test = (
+            {name: dict(enumerate(row)) for name, row in zip(["alone", *"abcdefgh"], values, strict=False)}
+            for values in (luck + 0.6 * random.normal(size=luck.shape) for _ in range(2))
+        )
+        advised += recommended(val, test, 0.0)[0] != "alone"
+    assert advised <= (0.025 + 2 * (0.025 * 0.975 / tables) ** 0.5) * tables
+
+
 def simulated_runs(problem: int, gain: bool, seeds: int = 8) -> Runs:
     """Return the errors of four tasks on one table of 500 rows, which each seed splits anew into 80, 10 and 10 %.
 
