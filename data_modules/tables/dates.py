@@ -9,7 +9,7 @@ import polars as pl
 from .columns import BadCells
 from .formats import dates_in_format
 
-PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
+PARTS = {"month": (1, 12), "day": (1, 31), "weekday": (1, 7), "hour": (0, 23)}  # the first and the last value
 AGE = "age"
 SECONDS_PER_DAY = 86_400
 ACCEPTED = "a date as in 2026-03-01 or 2026-03-01 14:30"

@@ -13,7 +13,7 @@ import polars as pl
 from mtl.checks import InputError, require
 
 from .columns import MISSING, BadCells, CategoryEncoder, NumberEncoder, advice, as_text, cell, numbers, parse
-from .dates import AGE, dates, parse_dates, parts_of
+from .dates import AGE, PARTS, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
 from .histograms import Histogram, number_counts, of_training
 from .kinds import MOST, ColumnOptions, Kind, check_type, format_of, is_named, kind_of
@@ -193,8 +193,14 @@ class ColumnLearner:
         elif self.kind == "date":
             assert self.newest is not None
             encoder.dates[name] = self.newest
-            varying = {part: found for part, found in self.parts.items() if len(found.table().drop_nulls("value")) > 1}
-            encoder.categorical.update({part: self._vocabulary(found) for part, found in varying.items()})
+            for (low, high), (part, counts) in zip(PARTS.values(), self.parts.items(), strict=True):
+                values = counts.table()["value"]
+                distinct = values.drop_nulls().len()
+                if distinct > high - low:
+                    encoder.categorical[part] = self._vocabulary(counts)
+                elif distinct > 1:  # as categories, the other months would be unknown; all are on one scale
+                    uniform, gaps = (high - low) / math.sqrt(12), values.null_count() > 0
+                    encoder.numeric[part] = NumberEncoder((low + high) / 2, uniform, gaps, edges=[low, high])
             encoder.numeric[f"{name} {AGE}"] = self._scaling(blocks)
         else:
             assert self.counts is not None

@@ -92,11 +92,9 @@ def same(one: Batch, other: Batch, exact: bool = True) -> None:
 
 DAYS = [datetime(2026, 1, 1, 6) + timedelta(hours=43 * i) for i in range(40)]  # of three months
 AT = {
-    "at month": Categorical(4),
-    "at day": Categorical(len({day.day for day in DAYS}) + 1),
     "at weekday": Categorical(8),
-    "at hour": Categorical(len({day.hour for day in DAYS}) + 1),
-    NUMERIC: Numeric(1),
+    "at hour": Categorical(25),
+    NUMERIC: Numeric(3),  # month and day, of which there are not all, and age
 }
 DATES = {
     "datetime": pl.Series(DAYS),
@@ -237,8 +235,6 @@ def test_parts_and_ages_of_dates(form: str, tmp_path: Path) -> None:
     data = served(pl.DataFrame({"at": DATES[form]}), tmp_path, "streamed")
     inputs, names = rows_of(data).inputs, data.row_encoder.categorical
     readers: dict[str, Callable[[datetime], int]] = {
-        "month": lambda day: day.month,
-        "day": lambda day: day.day,
         "weekday": lambda day: day.isoweekday(),
         "hour": lambda day: day.hour,
     }
@@ -246,21 +242,24 @@ def test_parts_and_ages_of_dates(form: str, tmp_path: Path) -> None:
         known = names[f"at {part}"].values
         assert [known[id - 1] for id in inputs[f"at {part}"].tolist()] == [str(read(day)) for day in DAYS]
     ages = torch.tensor([(DAYS[-1] - day).total_seconds() / 86400 for day in DAYS], dtype=torch.float64)
-    torch.testing.assert_close(inputs[NUMERIC][:, 0], ((ages - ages.mean()) / ages.std(correction=0)).float())
+    torch.testing.assert_close(inputs[NUMERIC][:, 2], ((ages - ages.mean()) / ages.std(correction=0)).float())
 
 
 def test_days_in_all_forms_and_empty_ones(tmp_path: Path) -> None:
     data = served(pl.DataFrame({"at": [None, *(day.date() for day in DAYS[1:])]}), tmp_path, "csv")
-    assert data.spec.inputs[NUMERIC] == Numeric(2)
-    assert rows_of(data).inputs[NUMERIC][0].tolist() == [0, 1]  # the mean, marked
-    assert data.row_encoder.categorical["at month"].values[0] == "\0missing"
+    assert data.spec.inputs[NUMERIC] == Numeric(6)
+    assert rows_of(data).inputs[NUMERIC][0].tolist() == [0, 1] * 3  # the means, marked
+    assert data.row_encoder.categorical["at weekday"].values[0] == "\0missing"
     encoder = again(data)
     expected = encoder.encode(pl.DataFrame({"at": [datetime(2026, 1, 5), None]}), "rows")
     for rows in ({"at": ["2026-01-05", None]}, {"at": [date(2026, 1, 5), None]}, {"at": ["2026-01-05T00:00", "NA"]}):
         same(Batch(encoder.encode(pl.DataFrame(rows), "rows"), {}), Batch(expected, {}))
     july = encoder.encode(pl.DataFrame({"at": ["2026-07-01"]}), "rows")
-    assert july["at month"].tolist() == [0]  # unknown to the network, like a category
-    assert july[NUMERIC][0, 0] < rows_of(data).inputs[NUMERIC].min()  # newer than all
+    assert july[NUMERIC][0, 0] == pytest.approx((7 - 6.5) / np.std(np.linspace(1, 12, 10**6)), rel=1e-4)
+    encoder.unusual.clear()
+    encoder.encode(pl.DataFrame({"at": ["2026-12-31"]}), "rows")
+    assert "unknown" not in encoder.unusual_cells()  # no month or day is
+    assert july[NUMERIC][0, 4] < rows_of(data).inputs[NUMERIC][:, 4].min()  # newer than all
 
 
 @pytest.mark.parametrize("form", LISTS)
@@ -430,9 +429,11 @@ def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]
         assert (scaling.pop("bounds"), scaling.pop("edges")) == (expected.pop("bounds"), expected.pop("edges"))
         assert scaling == pytest.approx(expected, rel=1e-12)
     assert (
-        list(one["numeric"]) == list(other["numeric"]) == ["number", "price", "floor", "text_number", "late", "day age"]
+        list(one["numeric"])
+        == list(other["numeric"])
+        == ["number", "price", "floor", "text_number", "late", "day month", "day age"]
     )
-    names = ["user", "city", "floor", "text_code", "flag", "day month", "day day", "day weekday", "day hour"]
+    names = ["user", "city", "floor", "text_code", "flag", "day day", "day weekday", "day hour"]
     assert list(one["categorical"]) == names
     assert {**one, "numeric": 0} == {**other, "numeric": 0}
     assert streamed.spec.inputs == memory.spec.inputs
