@@ -30,7 +30,7 @@ def own_options(file: str, *others: str) -> list[str]:
 
 def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words that set the options ``own``, and the words for runs. The last word of an option counts."""
-    given = {key_of(word): word for word in words}
+    given = {("~" if word.startswith("~") else "") + key_of(word): word for word in words}  # ~x and +x=1 are two
     for key in FOLDERS & given.keys():
         raise InputError(f"{given[key]}: each run has a folder of its own; leave this option out")
     ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]

@@ -104,6 +104,7 @@ def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Pa
 def test_options_of_a_study_may_have_a_prefix() -> None:
     words = ["++n_trials=5", "study=table", "+gate=topk", "++optimizer.lr=2", "n_trials=4"]
     assert split_words(words, tune.OWN) == (["n_trials=4", "study=table"], ["+gate=topk", "++optimizer.lr=2"])
+    assert split_words(["~logger", "+logger=csv"], tune.OWN) == ([], ["~logger", "+logger=csv"])
     with pytest.raises(InputError, match="each run has a folder of its own"):
         split_words(["++paths.run_dir=x"], tune.OWN)
     with pytest.raises(SystemExit, match=r"\+\+paths.run_dir=x: each run of a sweep has a folder"):
