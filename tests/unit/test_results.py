@@ -15,12 +15,14 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from mtl.cli.compose import CONF
+from mtl.cli.run import SOFTWARE
+from mtl.cli.run import run as train
 from mtl.cli.sweep import SweepTable
-from mtl.files.records import flatten
+from mtl.files.records import flatten, read_json
 from mtl.runs.commands import Line
 from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
-from tests.integration.helpers import composed
+from tests.integration.helpers import compose_small, composed
 from tests.run_folders import write_run
 
 RECORD: dict[str, Any] = {
@@ -214,3 +216,10 @@ def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture
     models = {"constant": {f"{name}/mse": 2.0 for name in names}, "linear": dict.fromkeys(test, None)}
     text = printed(record | {"baselines": models}, tmp_path, capsys)
     assert "mean of other models: constant 2.0000\n" in text
+
+
+def test_a_run_records_the_code_that_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files may have changed since."""
+    monkeypatch.setattr("mtl.runs.results.commit", lambda _: "later")
+    train(compose_small(tmp_path, "data=synthetic_pairs", "gate=topk", "trainer.max_epochs=1", "~logger", "threads=1"))
+    assert read_json(tmp_path / "results.json")["versions"]["commit"] == SOFTWARE["commit"] != "later"
