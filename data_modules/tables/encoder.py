@@ -169,17 +169,17 @@ class TableEncoder(RowEncoder):
                 lists = self.elements[name]
                 cells = listed(frame[name], lists.separator, self.empty).list.unique().explode().drop_nulls()
                 ids, missing = lists.vocabulary.encode(cells), frame[name].null_count()
-                counts = category_counts(ids, lists.vocabulary, missing)
+                counts = category_counts(ids, lists.vocabulary, missing, then.frequent or ())
             elif name in self.numeric:
                 scaling, values = self.numeric[name], numbers(frame, name, where, bad, self.formats.get(name, ""))
                 counts, mean = number_counts(values, scaling.edges), scaling.mean_of(values)
             elif name in self.categorical:
                 cells = as_text(frame[name])
-                ids = self.categorical[name].encode(cells.drop_nulls())
-                counts = category_counts(ids, self.categorical[name], cells.null_count())
+                known, missing = self.categorical[name], cells.null_count()
+                counts = category_counts(known.encode(cells.drop_nulls()), known, missing, then.frequent or ())
             else:
                 counts = number_counts(frame[f"{name} {AGE}"].fill_null(float("nan")), ())
-            pairs[name] = then, Histogram(counts.tolist(), len(frame), then.categories, mean)
+            pairs[name] = then, Histogram(counts.tolist(), len(frame), then.frequent, mean)
         return pairs
 
     def _warn_of_unknown(self, ids: Mapping[str, Tensor], where: str) -> None:

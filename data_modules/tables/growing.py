@@ -65,7 +65,7 @@ def grown(encoder: TableEncoder, blocks: Blocks, given: ColumnOptions) -> tuple[
         # Known categories stay known, however rare they are in these rows
         table = table.with_columns(all=pl.when(is_new).then("all").otherwise(pl.lit(math.inf)))
         for name in names:
-            if name in merged and merged[name].categories:
+            if name in merged and merged[name].frequent is not None:
                 occurrences = counts[name].table().join(table, on="value")
                 missing = merged[name].counts[-1] if name in encoder.elements else 0
                 merged[name] = of_training(occurrences, needed, after[name], rows, missing)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .columns import MISSING, UNKNOWN, CategoryEncoder
 
 Counted = np.ndarray[Any, Any]
-BINS = 50  # for the known categories of a column
+BINS = 50  # for the known categories of a column without a bin of their own; these are at most as many
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Histogram:
     """How many cells of ``rows`` rows are in each bin; the last bin is for empty cells.
 
     Numbers, also those that are categories too, have the bins between the ``edges`` of their ``NumberEncoder``, and
-    dates a single one: later rows always have later dates. ``categories``: whether the bins are those of categories,
-    see ``category_counts``; of lists and texts, the elements are counted. ``mean``: of the numbers, moved into
-    ``NumberEncoder.bounds``.
+    dates a single one: later rows always have later dates. ``frequent``: the ids of the categories that have a bin of
+    their own, see ``category_counts``, None for numbers and dates; of lists and texts, the elements are counted.
+    ``mean``: of the numbers, moved into ``NumberEncoder.bounds``.
     """
 
     counts: list[int]
     rows: int
-    categories: bool = False
+    frequent: list[int] | None = None
     mean: float | None = None
 
     @property
@@ -40,7 +40,7 @@ class Histogram:
     def unknown(self) -> float | None:
         """The share of unknown categories among the cells or elements that are not empty; None for numbers."""
         filled = sum(self.counts[:-1])
-        return self.counts[-2] / filled if self.categories and filled else None
+        return self.counts[-2] / filled if self.frequent is not None and filled else None
 
 
 def number_counts(values: pl.Series, edges: Sequence[float]) -> Counted:
@@ -51,16 +51,21 @@ def number_counts(values: pl.Series, edges: Sequence[float]) -> Counted:
     return np.append(np.bincount(bins, minlength=len(edges[1:]) + 1), len(numbers) - len(filled))
 
 
-def category_counts(ids: Tensor, encoder: CategoryEncoder, missing: int, counts: Counted | None = None) -> Counted:
+def category_counts(
+    ids: Tensor, encoder: CategoryEncoder, missing: int, frequent: Sequence[int], counts: Counted | None = None
+) -> Counted:
     """Return the counts of a ``Histogram`` from ``ids [N]``, each of which occurs ``counts [N]`` times (None: once).
 
-    The bins: known categories, one after the other into at most ``BINS`` bins in turn, in the order of their ids,
-    unknown ones, and empty cells. Bins chosen by the counts of the training rows, such as one for each frequent
-    category, would make these counts too high, and new rows would seem to have changed.
+    The bins: each of the ``frequent`` categories, the other known ones in turn into at most ``BINS`` bins, unknown
+    ones, and empty cells. A category is frequent from the share 1 / ``BINS`` of the training rows, so that its loss
+    shows. With the most frequent ones instead, however rare, luck would choose, their counts would be too high, and new
+    rows would seem to have changed.
     """
-    bins = min(BINS, max(1, len(encoder.values)))
-    index = np.where(ids.numpy() == UNKNOWN, bins, (ids.numpy() - UNKNOWN - 1) % bins)
-    return np.append(np.bincount(index, counts, bins + 1).astype(np.int64), missing)
+    others = np.setdiff1d(np.arange(UNKNOWN + 1, UNKNOWN + 1 + len(encoder.values)), frequent)
+    bins = np.full(UNKNOWN + 1 + len(encoder.values), len(frequent) + min(BINS, len(others)))  # that of unknown ones
+    bins[list(frequent)] = np.arange(len(frequent))
+    bins[others] = len(frequent) + np.arange(len(others)) % BINS
+    return np.append(np.bincount(bins[ids.numpy()], counts, bins[UNKNOWN] + 1).astype(np.int64), missing)
 
 
 def of_training(
@@ -79,8 +84,9 @@ def of_training(
     ids, occurrences = encoder.encode(table["value"]), table["all"].to_numpy()
     needed = max(min_count, occurrences[ids.numpy() == UNKNOWN].max(initial=0))
     ids[occurrences <= needed] = UNKNOWN
-    counts = category_counts(ids, encoder, missing, table["count"].to_numpy())
-    return Histogram(counts.tolist(), rows, categories=True)
+    counts = table["count"].to_numpy()
+    frequent = np.sort(ids.numpy()[(ids.numpy() != UNKNOWN) & (counts * BINS >= counts.sum())]).tolist()
+    return Histogram(category_counts(ids, encoder, missing, frequent, counts).tolist(), rows, frequent)
 
 
 def merge(blocks: Sequence[Histogram]) -> Histogram:
@@ -88,4 +94,4 @@ def merge(blocks: Sequence[Histogram]) -> Histogram:
     counts = np.sum([block.counts for block in blocks], 0)
     means = [(block.mean, sum(block.counts[:-1])) for block in blocks if block.mean is not None]
     mean = float(np.average([mean for mean, _ in means], weights=[filled for _, filled in means])) if means else None
-    return Histogram(counts.tolist(), sum(block.rows for block in blocks), blocks[0].categories, mean)
+    return Histogram(counts.tolist(), sum(block.rows for block in blocks), blocks[0].frequent, mean)

@@ -70,7 +70,7 @@ def test_histograms_are_those_of_the_training_rows(model: Any) -> None:
     assert then.mean == pytest.approx(values.mean(), rel=0.05)
     _, city = model.encoder.histograms_of(rows, "")["city"]
     counts = [rows["city"].eq(name).sum() for name in model.encoder.categorical["city"].values]
-    assert city.counts == [*counts, 0, rows["city"].null_count()]
+    assert city.counts == [*filter(None, counts), 0, 0, rows["city"].null_count()]  # no rare and no unknown ones
     _, tags = model.encoder.histograms_of(rows, "")["tags"]
     assert sum(tags.counts) == sum(len(set(cell)) for cell in rows["tags"])
 
@@ -213,6 +213,15 @@ def test_many_categories_give_no_alarm() -> None:
     model = mtl.fit(crowd(1000, 0), {"clicked": "binary"}, **QUICK)
     assert alarms_of(model) == []
     assert drifted(model.drift(crowd(1000, 1).filter(pl.col("member") == 1))) == ["member"]
+
+
+def test_a_lost_frequent_category_among_many_is_found() -> None:
+    """One of 400 users has 5 % of the training rows, and none later."""
+    user = pl.when(pl.int_range(pl.len()) % 20 == 0).then(pl.lit("u0")).otherwise("user").alias("user")
+    rows = [crowd(4000, 0).with_columns(user), crowd(2000, 1).with_columns(user)]
+    model = mtl.fit(rows[0], {"clicked": "binary"}, **QUICK)
+    assert drifted(model.drift(rows[1])) == []
+    assert drifted(model.drift(rows[1].filter(pl.col("user") != "u0"))) == ["user"]
 
 
 @pytest.mark.parametrize("inputs", [["user", "member", "amount"], ["member"]], ids=["many values", "two values"])
