@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -128,6 +129,23 @@ def chosen(found: Sequence[Gain]) -> dict[str, dict[str, Sequence[str]]]:
     return mates
 
 
+def confirm(runs: Runs, validation: Sequence[Gain]) -> list[Gain]:
+    """Return the gains on test rows of the settings that the gains on ``validation`` rows choose.
+
+    Both rows are of the same runs, whose luck chooses too, so each p-value is multiplied by the number of settings that
+    its task could choose from (Bonferroni).
+    """
+    choices = Counter(gain.task for gain in validation)
+    return [
+        replace(
+            gain,
+            p=None if gain.p is None else min(1.0, choices[gain.task] * gain.p),
+            comparisons=choices[gain.task] * gain.comparisons,
+        )
+        for gain in gains(runs, chosen(validation), "test")
+    ]
+
+
 def percent(values: Values, alone: Values, higher: bool, overlap: float) -> Difference | None:
     """Return by how much ``values`` are better, in percent of the mean of ``alone``; None if undefined."""
     base, found = summarise(list(alone.values())).mean, difference(values, alone, 1.0, overlap)
@@ -167,8 +185,8 @@ def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], ov
         return ALONE, "delta-m is undefined" if undefined else "no setting is better on validation rows"
     apart = difference(test[best.setting], test[ALONE], 1.0, overlap)
     p = None if apart is None or apart.p is None else min(1.0, apart.p * len(found))
-    tested = replace(best, found=apart, p=p, comparisons=len(found))
-    if tested.verdict == SHARE:
-        return best.setting, f"delta-m {tested}"
-    why = f"; {tested.advice}" if tested.verdict == UNDECIDED else ""
-    return ALONE, f"{best.setting}, the best on validation rows: {tested.verdict}, delta-m {tested}{why}"
+    confirmed = replace(best, found=apart, p=p, comparisons=len(found))
+    if confirmed.verdict == SHARE:
+        return best.setting, f"delta-m {confirmed}"
+    why = f"; {confirmed.advice}" if confirmed.verdict == UNDECIDED else ""
+    return ALONE, f"{best.setting}, the best on validation rows: {confirmed.verdict}, delta-m {confirmed}{why}"

@@ -22,7 +22,7 @@ from mtl.report.section import section_of
 from mtl.report.statistics import DELTA, number_text, p_text
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
-from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
+from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, confirm, recommended
 from mtl.sharing.settings import Comparison
 
 RULE = (
@@ -51,8 +51,8 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     measured = not len(done) or any(column.startswith("val ") for column in done.columns)
     require(measured, f"{found.folder}: an earlier version trained its runs, without metrics of validation: give name=")
     every = read_named_runs(found.runs({**found.settings, **found.pairs}))
-    tested, tested_gates = (gains(every, chosen(each), "test") for each in (sharing, gates))
-    answers = {task: answer(task, tested, tested_gates, len(found.tasks)) for task in found.tasks}
+    of_sharing, of_gates = (confirm(every, each) for each in (sharing, gates))
+    answers = {task: answer(task, of_sharing, of_gates, len(found.tasks)) for task in found.tasks}
     deltas, by = ({name: runs.values(name, f"{split}{DELTA}") for name in found.settings} for split in ("", "val "))
     best, why = recommended(by, deltas, runs.overlap)
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
@@ -70,7 +70,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "own_splits": found.own_splits,
         "groups": groups,
         "predicted_gain": found.predicted_gain(),
-        "gains": [asdict(g) | {"verdict": g.verdict, "advice": g.advice} for g in (*tested, *tested_gates)],
+        "gains": [asdict(g) | {"verdict": g.verdict, "advice": g.advice} for g in (*of_sharing, *of_gates)],
         "validation_gains": [asdict(g) for g in (*sharing, *gates)],
         "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
@@ -83,7 +83,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     conflicts = found.conflicts()
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
-        Section("Answers", text, tables=[_table([*tested, *tested_gates]), _choice([*sharing, *gates])]),
+        Section("Answers", text, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
         Section("Affinities", tables=_matrices(found, affinity), figures=figures),
         replace(section_of(runs, "Settings", curves={}), settings=None, text="For the record: they chose nothing."),
     ]

@@ -25,7 +25,7 @@ from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
 from mtl.report.statistics import Difference, difference, runs_to_decide, with_delta
 from mtl.sharing import grouping
-from mtl.sharing.answer import Gain, answer, chosen, corrected, gains, recommended
+from mtl.sharing.answer import Gain, answer, chosen, confirm, corrected, gains, recommended
 from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
@@ -135,7 +135,9 @@ def test_validation_rows_choose_and_test_rows_answer() -> None:
     runs = Runs(table.with_columns(state=pl.lit("finished")), "", {"a": "auroc"}, {"auroc": True})
     best = chosen(gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
     assert best == {"groups": {"a": ("b",)}}
+    [confirmed] = confirm(runs, gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
     [found] = gains(runs, best, "test")
+    assert (confirmed.p, confirmed.comparisons) == (pytest.approx(min(1.0, 3 * found.p)), 3)  # chosen from three
     assert found.mean == pytest.approx(100 * (0.705 + 1.5 / 90 - 0.715) / 0.715)
     assert found.comparisons == 1
     undefined = replace(found, found=replace(found.found, undefined=1))
@@ -333,8 +335,8 @@ def test_simulated_gains_are_found_and_none_is_invented(problems: int) -> None:
             values, by = ({n: runs.values(n, c) for n in ("alone", *mates)} for c in ("delta_m", "val delta_m"))
             advised = recommended(by, values, runs.overlap)[0]
             right, wrong = right + (gain and advised == "groups"), wrong + (not gain and advised != "alone")
-            tested = gains(runs, chosen(gains(runs, mates, "val")), "test")
-            told += not gain and any(each.verdict == "share" for each in tested)
+            answers = confirm(runs, gains(runs, mates, "val"))
+            told += not gain and any(each.verdict == "share" for each in answers)
     print(f"right {right} of {problems}, invented {wrong}, tasks told to share without a gain in {told}")
     assert right >= 0.8 * problems
     assert max(wrong, told) <= 0.05 * problems
