@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -148,7 +148,7 @@ class TabularBottom(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B]``, ``[B, length]`` or ``[B, width]`` to ``[B, D]``."""
-        tables = dict(zip(self.categorical, self.embeddings, strict=True))
+        tables: dict[str, Any] = dict(zip(self.categorical, self.embeddings, strict=True))
 
         def embed(name: str, ids: Tensor) -> Tensor:
             table = tables[name]
