@@ -379,7 +379,7 @@ class TableDataModule(TensorDataModule):
         if self.earlier is not None:
             encoder, known = replace(self.earlier[0], on_bad=self.given.on_bad, **reading), self.earlier[1]
             check_columns(train.source.columns, encoder.columns, where)
-            check_kept(encoder, self.given, self.ignore)
+            check_kept(encoder, self.given, inputs)
             self.row_encoder, added = grown(encoder, train.frames, self.given)
             new = join_names(f"{name} {count:,}" for name, count in added.items())
             logger.info("the encoding is that of start_from; new categories: %s", new or "none")

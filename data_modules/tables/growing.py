@@ -79,15 +79,20 @@ def grown(encoder: TableEncoder, blocks: Blocks, given: ColumnOptions) -> tuple[
     return replace(encoder, categorical=categorical, elements=lists, histograms=merged), added
 
 
-def check_kept(encoder: TableEncoder, given: ColumnOptions, ignored: Sequence[str]) -> None:
-    """Raise InputError if an option reads a column in another way than ``encoder``, whose encoding stays."""
+def check_kept(encoder: TableEncoder, given: ColumnOptions, inputs: Collection[str]) -> None:
+    """Raise InputError if an option reads a column in another way than ``encoder``, whose encoding stays.
+
+    ``inputs``: the columns that may be inputs, as they are not ignored and hold no labels, weights or splits.
+    """
+    left_out = [name for name in encoder.columns if name not in inputs]
+    role = "is ignored, or holds labels, weights or splits, but is an input of the run of start_from"
+    require(not left_out, f"data: {join_names(left_out)} {role}; {ANEW}")
     texts = [name for name, each in encoder.elements.items() if each.separator is None]
     read: dict[str, Collection[str]] = {"categorical": encoder.categorical, "numeric": encoder.numeric}
     read |= {"dates": encoder.dates, "lists": encoder.lists, "texts": texts}
     other = [
         f"{option}={name}" for option, names in read.items() for name in getattr(given, option) if name not in names
     ]
-    other += [f"ignore={name}" for name in ignored if name in encoder.columns]
     forms = {name: form for name, form in given.formats.items() if name in encoder.columns}  # others are of labels
     other += [f"formats.{name}" for name, form in forms.items() if encoder.formats.get(name) != form]
     for name in given.lists.keys() & encoder.lists.keys():

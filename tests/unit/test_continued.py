@@ -138,7 +138,7 @@ def test_tasks_are_those_of_the_run_unless_they_are_given(first: tuple[Path, dic
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ignore": ["age"]}, "data: ignore=age is not as in the run of start_from"),
+        ({"ignore": ["age"]}, "data: age is ignored, .*, but is an input of the run of start_from"),
         ({"categorical": ["age"]}, "data: categorical=age is not"),
         ({"texts": ["user"]}, "data: texts=user is not"),
         ({"formats": {"day": "dd/mm/yyyy"}}, "data: formats.day is not"),
@@ -299,3 +299,11 @@ def test_empty_cells_of_a_new_task_after_another_mean_no(tmp_path: Path) -> None
     tasks = {"click": {"kind": "binary"}, "buy": {"kind": "binary", "after": "click"}}
     data = continued(tmp_path, {"click": "binary"}, FIRST, rows, tasks=tasks)
     assert data.splits["train"].targets["buy"].tolist() == [0.0, 1.0, 0.0, 0.0] * 5
+
+
+@pytest.mark.parametrize("options", [{"tasks": {"n": "regression"}}, {"weight_column": "n"}])
+def test_an_input_of_the_earlier_run_holds_no_labels_and_no_weights(options: Any, tmp_path: Path) -> None:
+    """The network would read the label that it predicts."""
+    rows = FIRST.with_columns(n=pl.Series([1.5, 2.5, 4.0, 8.0] * 5))
+    with pytest.raises(InputError, match="data: n is ignored, or holds labels, weights or splits, but is an input of"):
+        continued(tmp_path, {"click": "binary"}, rows, rows, **options)
