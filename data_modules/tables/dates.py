@@ -9,7 +9,8 @@ import polars as pl
 from .columns import BadCells
 from .formats import dates_in_format
 
-PARTS = {"month": (1, 12), "day": (1, 31), "weekday": (1, 7), "hour": (0, 23)}  # the first and the last value
+# The first and the last value, and the days after which those that occur have probably all occurred
+PARTS = {"month": (1, 12, 365), "day": (1, 31, 365), "weekday": (1, 7, 7), "hour": (0, 23, 7)}
 AGE = "age"
 SECONDS_PER_DAY = 86_400
 ACCEPTED = "a date as in 2026-03-01 or 2026-03-01 14:30"

@@ -193,10 +193,11 @@ class ColumnLearner:
         elif self.kind == "date":
             assert self.newest is not None
             encoder.dates[name] = self.newest
-            for (low, high), (part, counts) in zip(PARTS.values(), self.parts.items(), strict=True):
+            span = self.moments.largest - self.moments.least  # days
+            for (low, high, cycle), (part, counts) in zip(PARTS.values(), self.parts.items(), strict=True):
                 values = counts.table()["value"]
                 distinct = values.drop_nulls().len()
-                if distinct > high - low:
+                if distinct > high - low or (distinct > 1 and span >= cycle):  # or hours from 8 to 18, say
                     encoder.categorical[part] = self._vocabulary(counts)
                 elif distinct > 1:  # as categories, the other months would be unknown; all are on one scale
                     uniform, gaps = (high - low) / math.sqrt(12), values.null_count() > 0

@@ -118,13 +118,19 @@ def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
     read = {name: one for name, one in spec.inputs.items() if isinstance(one, Categorical | Numeric)}
     spec = replace(spec, inputs=read)
 
-    def matrix(inputs: Mapping[str, Tensor]) -> Any:
-        ids, numbers = design(spec, inputs)
-        return torch.cat([ids.double(), numbers.double()], 1).numpy()
+    def matrix(ids: Tensor, numbers: Tensor, seen: Sequence[Tensor]) -> Any:
+        """Number the ids that were ``seen`` in each column from 0; all others have the next number.
 
-    x, categories = matrix(rows.inputs), [isinstance(one, Categorical) for one in spec.inputs.values()]
+        LightGBM warns of gaps, and its verbosity does not silence its threads.
+        """
+        places = [torch.searchsorted(each, column) for each, column in zip(seen, ids.T.contiguous(), strict=True)]
+        for each, column, place in zip(seen, ids.T, places, strict=True):
+            place[~torch.isin(column, each)] = len(each)
+        return torch.cat([*(place[:, None].double() for place in places), numbers.double()], 1).numpy()
+
+    ids, numbers = design(spec, rows.inputs)
     common = {"verbosity": -1, "num_threads": torch.get_num_threads(), "deterministic": True, "force_row_wise": True}
-    grown: dict[str, list[Any]] = {}
+    grown, seen = dict[str, list[Any]](), dict[str, list[Tensor]]()
     for task in tasks:
         target = rows.targets[task.name]
         there = labelled(task, target)
@@ -135,12 +141,15 @@ def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
         else:
             options = {"objective": task.kind} | ({"num_class": task.num_classes} if task.num_classes > 1 else {})
         held = np.arange(len(y)) % HELD_OUT == 0 if len(y) > HELD_OUT**2 else np.zeros(len(y), dtype=bool)
+        learnt = ids[there][torch.from_numpy(~held)]
+        seen[task.name] = [column.unique() for column in learnt.T]
+        x = matrix(ids[there], numbers[there], seen[task.name])
         train, valid = (
             lightgbm.Dataset(
-                x[there.numpy()][part],
+                x[part],
                 y.numpy()[part],
                 weight=None if w is None else w[part],
-                categorical_feature=list(range(sum(categories))),
+                categorical_feature=list(range(ids.shape[1])),
                 params=common,
             )
             for part in (~held, held)
@@ -153,8 +162,9 @@ def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
             grown.setdefault(task.name, []).append(model)
 
     def predict(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        x, found = matrix(inputs), {}
+        (ids, numbers), found = design(spec, inputs), {}
         for task in tasks:
+            x = matrix(ids, numbers, seen[task.name])
             values = [
                 torch.from_numpy(np.asarray(model.predict(x, raw_score=True))).float() for model in grown[task.name]
             ]

@@ -19,7 +19,7 @@ from mtl.checkpoints.files import read
 from mtl.cli.run import run
 from mtl.files.records import read_json
 from mtl.training import baselines
-from mtl.training.baselines import Model, chosen, constant, fit, outputs_of
+from mtl.training.baselines import Model, chosen, constant, fit, outputs_of, trees
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_losses
 from mtl.types import Bag, Batch, Categorical, DataSpec, Numeric, TaskSpec
@@ -172,6 +172,24 @@ def test_each_task_of_a_chain_has_its_own_share(tmp_path: Path) -> None:
     test = model.baselines["constant"]["buy/logloss"]
     assert test == pytest.approx(0.64, abs=0.1)  # that of a third
     assert set(model.baselines["lightgbm"]) == {"click/auroc", "click/accuracy", "buy/logloss"}
+
+
+def test_lightgbm_writes_nothing_and_reads_ids_with_gaps(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its threads warn of sparse ids whatever the verbosity; ids that its rows lack are predicted as any other."""
+    draw, threads = np.random.default_rng(0), torch.get_num_threads()
+    many, few = draw.integers(0, 3000, 2000), draw.choice([7, 250, 900], 2000)
+    spec = DataSpec({"many": Categorical(3000), "few": Categorical(1000)}, [TaskSpec("y", "binary")])
+    label = (few == 250) ^ (draw.random(2000) < 0.1)
+    rows = Batch({"many": torch.tensor(many), "few": torch.tensor(few)}, {"y": torch.tensor(label).float()})
+    torch.set_num_threads(2)
+    try:
+        predict = trees(spec, spec.tasks, rows)
+    finally:
+        torch.set_num_threads(threads)
+    assert capfd.readouterr() == ("", "")
+    logits = predict({"many": torch.arange(4) + 10, "few": torch.tensor([250, 7, 8, 999])})["y"]
+    assert logits[0] > 1
+    assert (logits[1:] < -1).all()
 
 
 def test_a_constant_ranks_nothing(tmp_path: Path) -> None:

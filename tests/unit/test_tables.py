@@ -428,6 +428,9 @@ def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]
     for scaling, expected in zip(one["numeric"].values(), other["numeric"].values(), strict=True):
         assert (scaling.pop("bounds"), scaling.pop("edges")) == (expected.pop("bounds"), expected.pop("edges"))
         assert scaling == pytest.approx(expected, rel=1e-12)
+    means = ([part.pop("mean") for part in state["histograms"].values()] for state in (one, other))
+    for mean, expected_mean in zip(*means, strict=True):
+        assert mean == (None if expected_mean is None else pytest.approx(expected_mean, rel=1e-12))
     assert (
         list(one["numeric"])
         == list(other["numeric"])
