@@ -269,7 +269,7 @@ def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any,
 def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, tmp_path: Path) -> None:
     record = read_json(folder / "results.json")["test"]
     assert model.metrics["clicked/logloss"] == record["clicked/logloss"]
-    page = run_page._tested(folder, (), {})
+    page = run_page._tested(folder, (), {}, {})
     for predicted in page.found[:1]:
         likelihood = torch.where(predicted.label == 1, predicted.prediction, 1 - predicted.prediction)
         assert float(-likelihood.log().mean()) == pytest.approx(record["clicked/logloss"], abs=1e-5)  # float32
@@ -398,8 +398,8 @@ def test_sampled_negatives_are_counted_back_in(tmp_path: Path) -> None:
     assert [row["clicked_probability"] for row in served] == pytest.approx(found, abs=1e-6)
     inputs = model.encode(rows.select(model.columns))
     assert program.Readable(model.network)(inputs)["clicked"].detach().numpy() == pytest.approx(found, abs=1e-6)
-    page = run_page._tested(tmp_path / "sampled", (), {"train": visits()})
-    other = run_page._tested(tmp_path / "plain", (), {"train": visits()})
+    page = run_page._tested(tmp_path / "sampled", (), {"train": visits()}, {})
+    other = run_page._tested(tmp_path / "plain", (), {"train": visits()}, {})
     assert torch.equal(page.found[0].prediction, other.found[0].prediction)
 
 
