@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 class CalibrationAfterTraining(Callback):
     """Fit the ``Calibration`` of each task before the test, and write it into the checkpoint that is tested.
 
+    Of a table, also write how the predictions are distributed, with which ``mtl drift`` compares later ones.
+
     Regressions always get the scores of their intervals; ``classes``: tasks with classes are calibrated too. Of a task
     after another, the rows count in which the task before it is positive, since the network predicts the probability
     given that. A test without a training before it has the calibration of its checkpoint.
@@ -48,7 +50,7 @@ class CalibrationAfterTraining(Callback):
         tasks = {name: task for name, task in pl_module.tasks.items() if task.kind in self.kinds}
         parts: dict[str, list[dict[str, Tensor]]] = {name: [] for name in tasks}
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-        is_table = getattr(data, "row_encoder", None) is not None
+        is_table = hasattr(data, "labelled")  # only rows of tables are compared with later ones
         all_outputs: dict[str, list[Tensor]] = {}  # of a table; of several classes only the predicted one
         loader, limit = data.val_dataloader() if tasks or is_table else (), trainer.limit_val_batches
         most = limit if isinstance(limit, int) else None if limit == 1 else int(limit * len(loader))

@@ -101,9 +101,8 @@ def rare_rows(source: RowSource, columns: Sequence[str], share: float) -> Tensor
     """
     found = []
     for column in columns:
-        if (
-            source.schema[column].is_nested() or source.schema[column] == pl.Object
-        ):  # of which reading the labels complains
+        kind = source.schema[column]
+        if kind.is_nested() or kind == pl.Object:  # an error when the labels are read
             continue
         text = pl.concat([as_text(source.read(block, [column])[column]) for block in source.blocks(None)])
         counts = text.drop_nulls().value_counts(sort=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
 LONGEST = 60  # characters of a value that a message repeats
-WORD = 255  # characters of a word, such as a path, in a message
+WORD = 1000  # characters of a word, such as a path, in a message
 MOST = 4  # problems that one message names
 LISTED = 20  # names in a message
 

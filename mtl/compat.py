@@ -26,7 +26,7 @@ _LIBRARIES: list[Any] = []  # the declarations live as long as these objects
 
 
 def prepare_imports() -> None:
-    """Let the functions below execute torchvision and torchmetrics, whoever is the first to import them."""
+    """Patch the import of torchvision and torchmetrics, whichever module imports them first."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -42,7 +42,7 @@ def let_threads_sleep() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the packages of ``_EXECUTE`` as Python would, and has their code executed by the function there."""
+    """Find the packages of ``_EXECUTE`` as Python does, and let the function there execute their code."""
 
     def __init__(self) -> None:
         self._searching = False

@@ -239,11 +239,8 @@ def _fit(
     monitor = getattr(saved, "monitor", None) or "val/loss"
     checkpoint, validation = str(getattr(saved, "best_model_path", "")) or None, getattr(saved, "validation", {})
     if checkpoint is None:
-        why = (
-            f"no finite {monitor} was measured"
-            if getattr(saved, "monitor", None)
-            else "the run keeps no best checkpoint"
-        )
+        keeps_best = getattr(saved, "monitor", None) is not None
+        why = f"no finite {monitor} was measured" if keeps_best else "the run keeps no best checkpoint"
         log.warning("%s: testing the last weights", why)
     if cfg.tested == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
