@@ -1,7 +1,8 @@
-"""Time training with OpenMP's waiting threads asleep, as ``import mtl`` sets it, and spinning, beside busy processes.
+"""Time training where OpenMP's waiting threads spin, spin shortly (as ``import mtl`` sets it) or sleep at once.
 
 OpenMP reads the setting when torch is loaded, so each measurement is a process of its own; the contenders take turns.
-``python benchmarks/waiting_threads.py data=table --busy 0,2,3`` prints the median seconds of an epoch.
+``python benchmarks/waiting_threads.py data=table --busy 0,2,3`` prints the median seconds of an epoch beside so many
+busy processes.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mtl import compat
+
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = "import sys; from mtl.cli.main import main; main(['train', *sys.argv[1:]])"
-CONTENDERS = {  # what starts the training, and further options
-    "spinning": ("import torch; " + TRAIN, []),  # torch is loaded before mtl could set anything
-    "asleep": (TRAIN, []),
-    "one thread": (TRAIN, ["threads=1"]),
+CONTENDERS: dict[str, tuple[str, dict[str, str], list[str]]] = {  # program, environment, further options
+    "spinning": ("import torch; " + TRAIN, {}, []),  # torch is loaded before mtl could set anything
+    "short spin": (TRAIN, {}, []),
+    "asleep": (TRAIN, {"OMP_WAIT_POLICY": "PASSIVE"}, []),
+    "one thread": (TRAIN, {}, ["threads=1"]),
 }
 
 
-def seconds_of(program: str, options: list[str]) -> tuple[float, float]:
+def seconds_of(program: str, variables: dict[str, str], options: list[str]) -> tuple[float, float]:
     """Train in a new process; return the seconds of an epoch and the validation loss."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-    }
+    unset = (*compat.WAITING, "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | variables
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", program, *options, f"hydra.run.dir={folder}/run"]
         subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
@@ -48,7 +51,10 @@ def main() -> None:
         others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
         try:
             measured = [
-                {name: seconds_of(program, [*arguments.options, *more]) for name, (program, more) in CONTENDERS.items()}
+                {
+                    name: seconds_of(program, variables, [*arguments.options, *more])
+                    for name, (program, variables, more) in CONTENDERS.items()
+                }
                 for _ in range(arguments.rounds)
             ]
         finally:

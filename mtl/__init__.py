@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mtl import compat
 
 compat.prepare_imports()
-compat.let_threads_sleep()
+compat.shorten_spinning()
 
 if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getattr__`` imports the same names
     from mtl.experts.base import Experts as Experts

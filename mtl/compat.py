@@ -22,6 +22,7 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how long OpenMP's threads spin before they sleep
 _LIBRARIES: list[Any] = []  # the declarations live as long as these objects
 
 
@@ -31,14 +32,16 @@ def prepare_imports() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def let_threads_sleep() -> None:
-    """Let the threads of OpenMP sleep while they wait, unless the user has set ``OMP_WAIT_POLICY``.
+def shorten_spinning() -> None:
+    """Let the threads of GNU's OpenMP, which torch uses on Linux, sleep soon while they wait, unless the user decides.
 
-    By default they spin, which takes a processor from whatever else could run on it: beside busy processes, a training
-    step then takes many times as long. OpenMP reads the variable when torch is loaded; later it would have no effect.
+    By default they spin for milliseconds, which takes a processor from whatever else could run on it: beside busy
+    processes, a training step then takes many times as long. To sleep at once (``OMP_WAIT_POLICY=PASSIVE``) costs small
+    operations up to two fifths of their speed on a quiet machine; a short spin costs neither, see
+    benchmarks/waiting_threads.py. OpenMP reads the variable when torch is loaded; later it would have no effect.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 class _Finder(MetaPathFinder):

@@ -21,7 +21,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from torch import nn
 
-from mtl import __version__
+from mtl import __version__, compat
 from mtl.files.literals import printable
 from mtl.files.records import RESULTS, read_json
 from mtl.files.tables import Table
@@ -91,7 +91,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
         **own,
         "seconds_per_epoch": None if seconds is None else float(seconds),
-        "threads": {"number": torch.get_num_threads(), "wait_policy": os.environ.get("OMP_WAIT_POLICY")},
+        "threads": {"number": torch.get_num_threads()} | {n: v for n, v in os.environ.items() if n in compat.WAITING},
         "parameters": count_parameters(module.network),
         "command": shlex.join([*commands.program(), *given]) if (given := commands.LINE.given) else " ".join(sys.argv),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -46,7 +46,7 @@ def test_torchmetrics_does_not_import_transformers() -> None:
 
 def run_python(program: str, **environment: str) -> str:
     """Return what a program prints in a new process, in which OpenMP's waiting is not set but by ``environment``."""
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | environment
+    variables = {name: value for name, value in os.environ.items() if name not in compat.WAITING} | environment
     done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -57,13 +57,14 @@ def test_lightning_can_be_imported_after_mtl() -> None:
     assert run_python(program) == "torchvision"
 
 
-POLICY = "import mtl, os; print(os.environ.get('OMP_WAIT_POLICY'))"
+SPINS = "import mtl, os; print(os.environ.get('GOMP_SPINCOUNT'))"
 
 
-def test_waiting_threads_sleep_unless_the_user_has_decided() -> None:
-    assert run_python(POLICY) == "PASSIVE"
-    assert run_python(POLICY, OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"
-    assert run_python("import torch; " + POLICY) == "None"  # OpenMP has already read it
+def test_waiting_threads_soon_sleep_unless_the_user_has_decided() -> None:
+    assert run_python(SPINS) == "1000"
+    assert run_python(SPINS, GOMP_SPINCOUNT="5") == "5"
+    assert run_python(SPINS, OMP_WAIT_POLICY="ACTIVE") == "None"
+    assert run_python("import torch; " + SPINS) == "None"  # OpenMP has already read it
 
 
 def test_missing_operators_of_torchvision_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
