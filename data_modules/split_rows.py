@@ -31,7 +31,7 @@ class SplitRows:
     source: RowSource
     blocks: Sequence[Block]
     counts: Tensor  # [blocks] rows of the split
-    marks: Marks | None = None
+    marks: Sequence[np.ndarray[Any, Any]] | None = None  # [count] of each block, int8: a byte for each row
     number: int = 0
 
     @staticmethod
@@ -49,7 +49,7 @@ class SplitRows:
         block = self.blocks[number]
         frame = self.source.read(block, columns)
         if self.marks is not None:
-            frame = frame.filter(pl.Series(self.marks(block) == self.number))
+            frame = frame.filter(pl.Series(self.marks[number] == self.number))
         return frame if rows is None else frame[rows.numpy()]
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
@@ -64,12 +64,13 @@ def split_by(
 ) -> dict[str, SplitRows]:
     """Return the splits ``names``, whose rows have the marks 0, 1, ... Raises InputError if one has no row."""
     blocks, most = source.blocks(rows), len(names) + 1  # marks beyond the names are of rows in no split
-    each = [np.bincount(marks(block), minlength=most)[None, : len(names)] for block in blocks]
+    numbers = [marks(block).astype(np.int8) for block in blocks]
+    each = [np.bincount(block, minlength=most)[None, : len(names)] for block in numbers]
     counts = np.concatenate([np.zeros((0, len(names)), dtype=np.int64), *each])
     lacking = [name for name, total in zip(names, counts.sum(0).tolist(), strict=True) if not total]
     require(not lacking, f"{source.here}, {reason} {', '.join(lacking)}")
     return {
-        name: SplitRows(source, blocks, torch.from_numpy(counts[:, number].copy()), marks, number)
+        name: SplitRows(source, blocks, torch.from_numpy(counts[:, number].copy()), numbers, number)
         for number, name in enumerate(names)
     }
 

@@ -34,7 +34,7 @@ SAMPLE = 20_000  # training rows whose labels give the constants
 
 
 class TableStreamDataModule(TableDataModule):
-    """Serve the rows of Parquet files as ``TableDataModule`` does, in memory that does not grow with the files.
+    """Serve the rows of Parquet files as ``TableDataModule`` does, in memory that grows by a byte for each row.
 
     ``path``, ``val_path`` and ``test_path`` are a file, a folder (all ``.parquet`` files in it) or a pattern such as
     ``rows/*.parquet``. An epoch takes blocks of ``window_rows`` / 16 consecutive rows in random order, and mixes the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.tables.row_source import Block, RowSource
 
 from mtl.checks import InputError
+from tests.loaded import loaded
 
 ROWS = 600
 ORDER = np.random.default_rng(1).permutation(ROWS)
@@ -61,6 +64,35 @@ def test_rows_of_one_time_stay_together_and_those_in_a_gap_are_left_out(way: str
         "val": (14, 17),
         "test": (20, 24),
     }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split_by": "time", "time_column": "at"},
+        {"split_by": "group", "group_column": "user"},
+        {"split_column": "part"},
+    ],
+    ids=["time", "group", "column"],
+)
+def test_an_epoch_of_a_stream_does_not_read_what_split_the_rows(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {"at": ORDER / 4, "user": ORDER % 150, "part": np.array(["train", "val", "test"])[ORDER % 3]}
+    frame = pl.DataFrame({"n": ORDER, "y": ORDER % 2} | columns)
+    frame.write_parquet(tmp_path / "t.parquet")
+    ignored = [name for name in columns if name not in options.values()]
+    make, window = WAYS["stream"]
+    data = loaded(make(tmp_path / "t.parquet", {"y": "binary"}, batch_size=8, ignore=ignored, **window, **options))
+    read, requested = RowSource.read, []
+
+    def recording(source: RowSource, block: Block, wanted: Sequence[str]) -> pl.DataFrame:
+        requested.append(tuple(wanted))
+        return read(source, block, wanted)
+
+    monkeypatch.setattr(RowSource, "read", recording)
+    assert sum(map(len, data.train_dataloader())) == data.row_counts()["train"]
+    assert set(requested) == {tuple(data._columns(False))}
 
 
 def test_the_format_of_dates_follows_from_all_files(tmp_path: Path) -> None:
