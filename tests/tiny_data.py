@@ -15,6 +15,7 @@ from tests.log_files import write_census, write_kuairand
 from tests.omniglot_files import write_omniglot
 from tests.rating_files import book_lines, book_records, joke_lines, joke_ratings, write
 from tests.squad_files import write_squad
+from tests.visit_files import visits
 
 
 def write_tiny_data(root: Path) -> Path:
@@ -35,4 +36,5 @@ def write_tiny_data(root: Path) -> Path:
     write_census(root / "census_income")
     write_kuairand(root / "KuaiRand-Pure" / "data")
     pl.DataFrame({"user": [1, 2, 3, 4] * 50, "click": [0, 1] * 100}).write_parquet(root / "rows.parquet")
+    visits().write_csv(root / "visits.csv")
     return root

@@ -1,29 +1,47 @@
 """Training gives the numbers it gave before: the losses of a few float64 steps of every network, gate and execution.
 
-``losses.json`` holds the lists. After a change that is meant to change numbers, write them anew with
-``python -m tests.golden.test_losses`` and say in the commit why they changed.
+``losses.json`` holds the lists, and ``runs.json`` the results of whole runs in float64. After a change that is meant to
+change numbers, write them anew with ``python -m tests.golden.test_losses`` and say in the commit why they changed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from mtl.cli.run import run
 from mtl.config import build
+from mtl.files.records import RESULTS
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
 from tests.tiny_data import write_tiny_data
 
 STEPS = 12
-FILE = Path(__file__).parent / "losses.json"
+FILE, RUNS_FILE = (Path(__file__).parent / name for name in ("losses.json", "runs.json"))
 MOVIELENS = "data=movielens recipe.embedding_dim=8 recipe.expert_units=[12,8] recipe.head_units=[8] data.batch_size=64"
 SYNTHETIC = "data=synthetic_moe data.num_groups=1 data.tasks_per_group=16 recipe.num_experts=4"
+TABLE = (
+    "data=table data.path=${paths.data_dir}/visits.csv data.batch_size=32 gate=softmax recipe.num_experts=3 "
+    "recipe.embedding_dim=4 recipe.expert_units=[8] recipe.head_units=[8]"
+)
+TASKS = "data.tasks={click:{kind:binary},plan:{kind:multiclass},minutes:{kind:regression}}"
+CHAIN = "data.tasks={click:{kind:binary},cart:{kind:binary,after:click},rare:{kind:binary,loss:focal}}"
+FEW_LABELS = "data.tasks={click:{kind:binary},rare:{kind:binary,pos_weight:balanced},minutes:{kind:regression}}"
+LOSSES = (
+    "data.tasks={a:{column:minutes,kind:regression,loss:huber},b:{column:minutes,kind:regression,loss:quantile},"
+    "c:{column:minutes,kind:regression,loss:poisson},d:{column:minutes,kind:regression,transform:log},"
+    "e:{column:minutes,kind:regression,loss:mae},f:{column:plan,kind:multiclass,smoothing:0.1}}"
+)
+TEXTS = "data.vocabulary=200 data.batch_size=8 recipe.num_experts=3 network.config={hidden_size:16,num_hidden_layers:2}"
 GATES = ("softmax", "topk", "hash", "dselect_k", "comet", "softmax_selector", "gumbel_softmax", "task_top1", "fixed")
+GATES += ("cosine", "remoe")
 CASES = [
     *(f"gate={gate} {MOVIELENS}" for gate in GATES),
     *(f"gate={gate} network.execution=sparse {MOVIELENS}" for gate in ("topk", "comet", "dselect_k")),
@@ -49,6 +67,35 @@ CASES = [
     "data=multi_mnist gate=topk network.execution=sparse data.batch_size=16",
     "data=multi_mnist gate=comet network.execution=dense network/gate_trunk=conv data.batch_size=16",
     "data=digits gate=softmax data.batch_size=8 recipe.num_experts=4",
+    f"network=grouped network.groups=[[watch],[rating]] {MOVIELENS}",
+    f"heads=separate gate=comet {MOVIELENS}",
+    f"gate=comet gate.shared=true {MOVIELENS}",
+    f"gate=comet recipe.static_gate=true {MOVIELENS}",
+    f"gate=comet table_optimizer=rowwise_adagrad {MOVIELENS}",
+    f"network=ple gate=comet network.num_own=6 heads=separate {MOVIELENS}",
+    f"network=ple gate=softmax weighting=pcgrad {MOVIELENS}",
+    f"gate=comet weighting=upgrad weighting.at=representation {MOVIELENS}",
+    f"network=shared_bottom weighting=upgrad weighting.at=representation {MOVIELENS}",
+    f"network=adatt gate=softmax weighting=cagrad {MOVIELENS}",
+    *(f"gate=softmax weighting={weighting} {MOVIELENS}" for weighting in ("uncertainty", "gradnorm", "dwa", "mgda")),
+    f"network=transformer data=glue gate=task_top1 {TEXTS}",
+    f"network=transformer data=glue gate=topk network.mixture_layers=[1] {TEXTS}",
+    f"{TABLE} {TASKS}",
+    f"{TABLE} {TASKS} ensemble=3 recipe.number_dim=2 data.weight_column=weight",
+    f"{TABLE} {CHAIN} heads=aitm",
+    f"{TABLE} {CHAIN} network=cgc",
+    f"{TABLE} {FEW_LABELS} data.relative_losses=true weighting=upgrad",
+    f"{TABLE} {LOSSES}",
+]
+RUNS = [  # through Lightning: hooks, callbacks, evaluation
+    f"gate=dselect_k permutation=sinkhorn {MOVIELENS}",
+    f"gate=softmax_selector schedule=temperature trainer.max_epochs=3 {MOVIELENS}",
+    f"gate=topk weighting=famo gate.bias_rate=0.01 {MOVIELENS}",
+    f"network=ple gate=remoe weighting=gradnorm callbacks.conflict.every_steps=2 {MOVIELENS}",
+    f"{TABLE} {TASKS} data.weight_column=weight data.group_column=user calibrate=true baseline=none",
+    f"{TABLE} {CHAIN} ensemble=2 callbacks.ema.decay=0.9 baseline=none",
+    f"{TABLE} {LOSSES} baseline=none",
+    f"network=transformer data=glue gate=task_top1 {TEXTS}",
 ]
 
 
@@ -68,6 +115,7 @@ def train(words: str, folder: Path, data_dir: Path, steps: int = STEPS) -> list[
             loss = module.training_step(double(batch), 0)["loss"]
             optimizer.zero_grad()
             loss.backward()
+            module.weighting.before_step(len(losses))
             optimizer.step()
             losses.append(float(loss.detach()))
             if len(losses) == steps:
@@ -78,8 +126,31 @@ def train(words: str, folder: Path, data_dir: Path, steps: int = STEPS) -> list[
 def double(batch: Batch | list[Batch]) -> Batch | list[Batch]:
     if isinstance(batch, list):
         return [double(part) for part in batch]
-    parts = (batch.inputs, batch.targets)
-    return Batch(*({k: v.double() if v.is_floating_point() else v for k, v in part.items()} for part in parts))
+    inputs, targets, weights = (
+        {name: value.double() if value.is_floating_point() else value for name, value in part.items()}
+        for part in (batch.inputs, batch.targets, batch.weights)
+    )
+    return Batch(inputs, targets, weights, batch.groups)
+
+
+def run_numbers(words: str, folder: Path, data_dir: Path) -> dict[str, float]:
+    """Return the numbers of results.json of a run of two epochs in float64."""
+    more = ("trainer.precision=64-true", "trainer.limit_train_batches=6", f"paths.data_dir={data_dir}")
+    run(compose_small(folder, *words.split(), *more))
+    results = json.loads((folder / RESULTS).read_text())
+    parts = ("training", "validation", "test", "baselines", "baseline_errors")
+    return {f"{part} {name}": value for part in parts for name, value in sorted(flat(results[part]).items())}
+
+
+def flat(values: dict[str, Any], before: str = "") -> dict[str, float]:
+    """Return the numbers of nested dictionaries, with their keys joined by blanks; undefined ones are NaN."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            numbers |= flat(value, f"{before}{name} ")
+        else:
+            numbers[before + name] = math.nan if value is None else value
+    return numbers
 
 
 @pytest.mark.parametrize("words", CASES)
@@ -87,13 +158,23 @@ def test_losses_are_unchanged(words: str, tmp_path: Path, tiny_data: Path) -> No
     assert train(words, tmp_path, tiny_data) == pytest.approx(json.loads(FILE.read_text())[words], rel=1e-9)
 
 
+@pytest.mark.parametrize("words", RUNS)
+def test_results_are_unchanged(words: str, tmp_path: Path, tiny_data: Path) -> None:
+    expected = json.loads(RUNS_FILE.read_text())[words]
+    assert run_numbers(words, tmp_path, tiny_data) == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
 def main() -> None:
-    """Write ``losses.json`` anew."""
+    """Write both files anew."""
     with tempfile.TemporaryDirectory() as folder:
         data_dir = write_tiny_data(Path(folder) / "data")
         losses = {words: train(words, Path(folder), data_dir) for words in CASES}
+        runs = {words: run_numbers(words, Path(folder, str(number)), data_dir) for number, words in enumerate(RUNS)}
     FILE.write_text(json.dumps(losses, indent=1) + "\n")
-    sys.stdout.write(f"{len(losses)} lists of {STEPS} losses in {FILE}\n")
+    RUNS_FILE.write_text(json.dumps(runs, indent=1) + "\n")
+    sys.stdout.write(
+        f"{len(losses)} lists of {STEPS} losses in {FILE}, the results of {len(runs)} runs in {RUNS_FILE}\n"
+    )
 
 
 if __name__ == "__main__":
