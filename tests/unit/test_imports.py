@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -103,6 +104,37 @@ def test_packages_are_the_folders() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert set(settings["packages"]) == {".".join(name_of(path)[:-1]) for path in FILES}
     assert len([path for path in (ROOT / "mtl").glob("*.py") if not path.stem.startswith("__")]) <= 9
+
+
+def named_in(path: Path) -> set[str]:
+    """Return the project's dotted names in a file: what it imports, and what its strings and comments mention."""
+    text = path.read_text()
+    names = set(re.findall(r"\bmtl(?:\.[A-Za-z_]\w*)+", text))
+    return names | (imported(path) - {"mtl"} if path.suffix == ".py" and "benchmarks" in path.parts else set())
+
+
+def unresolved(path: Path) -> list[str]:
+    """Return the names in a file that stand for no module, class, function or attribute of the project."""
+    wrong = []
+    for name in sorted(named_in(path)):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            wrong.append(name)
+    return wrong
+
+
+def test_every_name_exists() -> None:
+    """Neither mypy nor an import sees a module's name in a string, and no test runs the benchmarks."""
+    paths = [*FILES, *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml"), ROOT / "ARCHITECTURE.md"]
+    assert {str(path.relative_to(ROOT)): wrong for path in paths if (wrong := unresolved(path))} == {}
+
+
+def test_a_name_that_is_not_there_is_found(tmp_path: Path) -> None:
+    script = tmp_path / "benchmarks" / "script.py"
+    script.parent.mkdir()
+    script.write_text('from mtl.files.records import RESULTS, NOTHING\nPRELOADED = ["mtl.cli.run", "mtl.cli.ran"]\n')
+    assert unresolved(script) == ["mtl.cli.ran", "mtl.files.records.NOTHING"]
 
 
 def exported() -> set[str]:
