@@ -25,14 +25,12 @@ from mtl.options import (
     StrictModel,
     Text,
     matching,
-    valid,
     validated,
 )
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
-from .overlap import MOST, Hash, sample_of, warn_of_overlap
 from .split_rows import (
     Marks,
     SplitRows,
@@ -204,7 +202,6 @@ class TableDataModule(TensorDataModule):
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self.unknown_share, self.keep_encoding = unknown_share, keep_encoding
         self.earlier: tuple[TableEncoder, list[TaskSpec]] | None = None  # of the run that this one starts from
-        self.trained_on: list[int] = []  # a sample of the training rows, see ``overlap.sample_of``
         self._check_listed()
 
     def _check_split(self) -> None:
@@ -265,41 +262,33 @@ class TableDataModule(TensorDataModule):
         self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
         splits = {name: self._tensors(rows[name], spec.tasks, name != "train") for name in self.wanted}
         self.row_encoder.bad.report()
-        if "train" in splits:
-            before = self.trained_on  # the rows of the run that this one starts from; hashes of known ids stay
-            self.trained_on = sorted({*before, *sample_of(*(splits[name] for name in SPLITS))})[:MOST]
-        else:
-            warn_of_overlap(splits["test"], self.trained_on, rows["test"].source.here)
+        self.warn_of_trained_file()
         sources = {name: rows[name].source.here for name in splits}
         for here in dict.fromkeys(sources.values()):
             counts = (f"{len(batch)} {name}" for name, batch in splits.items() if sources[name] == here)
             logger.info("%s: %s", here, ", ".join(counts))
         return spec, splits
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        return {**state, "trained_on": self.trained_on} if state else state
-
-    def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
-        super().load_state_dict(state, test_only)
-        self._load_sample(state)
-
-    def _load_sample(self, state: Mapping[str, Any]) -> None:
-        sample = state.get("trained_on", self.trained_on)
-        self.trained_on = valid(list[Hash], sample, "the checkpoint's description of its data: trained_on")
+    def warn_of_trained_file(self) -> None:
+        """Warn if the test rows are in a file, or files, that the network of the checkpoint was trained on."""
+        trained, tested = (
+            (files or {}).get(f"data.{option}", {}).get("sha256")
+            for files, option in ((self._files_then, "path"), (self.file_digests, "test_path"))
+        )
+        if trained == tested is not None:
+            logger.warning(
+                "%s: the network was trained on rows of this file: what it gets right says little about new ones",
+                self.paths["test"],
+            )
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         if self.keep_encoding and "categorical" in (state.get("encoder") or {}):  # that of a table
             with reading_state():
                 encoder, spec = TableEncoder.from_state(state["encoder"]), spec_of(state["spec"])
             self.earlier = encoder, list(spec.tasks)
-            self._load_sample(state)
 
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
-        """Return other rows with their labels; warn if the network was trained on them.
-
-        Raises InputError, with ``where``, for a missing column or a bad cell.
-        """
+        """Return other rows with their labels. Raises InputError, naming ``where``, for a lacking column or bad cell."""
         encoder, columns = self.row_encoder, [task.column for task in self.labels]
         assert encoder is not None
         read = [task.column for task in self.labels if encoder.from_text or task.kind == "regression"]  # as inputs are
@@ -307,9 +296,7 @@ class TableDataModule(TensorDataModule):
         source = RowSource.of_frame(frame.with_columns(texts.replace(list(encoder.null_values), None)), where)
         grouped = [] if self.group_column is None else [self.group_column]
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
-        rows = self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
-        warn_of_overlap(rows, self.trained_on, where)
-        return rows
+        return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
 
     def sliced(self) -> Iterator[tuple[Batch, pl.DataFrame]]:
         """Yield the test rows with their labels, block by block, and the cells of ``slices``."""

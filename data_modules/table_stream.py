@@ -78,10 +78,7 @@ class TableStreamDataModule(TableDataModule):
         self.parts = {name: rows[name] for name in self.wanted}
         for name, part in self.parts.items():
             logger.info("%s: %d %s rows in %d files", part.source.here, len(part), name, len(part.source.tables))
-        before, now = ((files or {}) for files in (self._files_then, self.file_digests))
-        trained, tested = before.get("data.path", {}).get("sha256"), now.get("data.test_path", {}).get("sha256")
-        if trained == tested is not None:  # rows are not compared, since that would take a pass over all training rows
-            logger.warning("data.test_path: the network was trained on rows of this file")
+        self.warn_of_trained_file()
         if all(task.constant for task in spec.tasks):
             return spec
         self._spec = spec  # which reading needs

@@ -85,7 +85,6 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
 
     Its entry ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
     """
-    data = {name: value for name, value in model.stored["data"].items() if name != "trained_on"}
     described_inputs = {}
     for name, spec in model.spec.inputs.items():
         shape = ["rows", "length"] if isinstance(spec, Tokens) else ["rows", *inputs[name].shape[1:]]
@@ -100,4 +99,4 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
             outputs[task.name]["interval"] = {"add": WIDENED + " of the logarithms" * bool(task.transform), **margins}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
-    return {"inputs": described_inputs, "outputs": outputs, "data": data}
+    return {"inputs": described_inputs, "outputs": outputs, "data": model.stored["data"]}

@@ -152,17 +152,6 @@ def test_options_that_the_encoding_contradicts_are_one_message(
         mtl.fit(day(1), TASKS, start_from=str(folder), **given | options)
 
 
-def test_rows_of_all_days_are_known_as_trained_on(
-    first: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, given = first
-    model = mtl.fit(day(1), TASKS, start_from=str(folder), **given)
-    for number, warned in ((0, True), (1, True), (2, False)):
-        caplog.clear()
-        model.evaluate(day(number).with_columns(plan=pl.lit("pro")) if number == 2 else day(number))
-        assert ("the network was trained on" in caplog.text) == warned
-
-
 # of each option of a task: the task at first, what changes, and the fields of the TaskSpec that it then has, or None
 # if the option is refused since outputs would mean something else
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
