@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.nn.seeds import make_generator
 from mtl.options import Long, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
@@ -90,10 +90,9 @@ class TensorDataModule(LightningDataModule):
             self.file_digests = self._fingerprints()
         self._spec = self._load()
 
-    def generator(self, purpose: int | str) -> torch.Generator:
+    def generator(self, *purpose: int | str) -> torch.Generator:
         """Return a generator for a purpose, such as the rows of a task; it depends on ``seed`` and the purpose only."""
-        number = zlib.crc32(purpose.encode()) if isinstance(purpose, str) else purpose
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        return make_generator(self.seed, *purpose)
 
     def _load(self) -> DataSpec:
         spec, self.splits = self.load()

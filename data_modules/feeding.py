@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from mtl.checks import require
+from mtl.nn.seeds import make_generator
 from mtl.types import Batch
 
 Position = Callable[[], tuple[int, int]]  # the epoch, and how many of its batches are done
@@ -94,7 +95,7 @@ class RowsSampler(Sampler[Tensor]):
         epoch, done = self.position()
         rows = torch.arange(self.cut.num_rows)
         if self.seed is not None:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            generator = make_generator(self.seed, epoch)
             rows = torch.randperm(self.cut.num_rows, generator=generator)
         for low, high in map(self.cut.bounds, range(done, len(self))):
             yield rows[low:high]

@@ -53,7 +53,7 @@ class FourMNISTsDataModule(TasksDataModule):
         require(val >= 1, f"{self.folder}: {len(images)} images are too few for training and validation")
         limits = dict(zip(SPLITS, self.rows or [None] * 3, strict=True))
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
+        order = torch.randperm(len(images), generator=self.generator())
         images, labels = images[order], labels[order]
         for name in ("mnist", "rotated"):
             if name == "rotated":

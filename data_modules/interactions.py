@@ -115,7 +115,7 @@ class InteractionsDataModule(TensorDataModule):
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         start = time.perf_counter()
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         rows, stratum, users, items = self.pairs(generator)
         splits = self.divide(rows, stratum, generator)
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())

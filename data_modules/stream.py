@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mtl.nn.seeds import make_generator
 from mtl.types import Batch
 
 from .feeding import BatchPlan, Position, Resumable
@@ -48,7 +49,7 @@ class Window:
         length = self.stop - self.start
         if self.seed is None:
             return torch.arange(self.skipped, self.skipped + length)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = make_generator(self.seed)
         ends = (self.counts.cumsum(0) - self.skipped).clamp(max=length).tolist()
         mixed = [first + torch.randperm(end - first, generator=generator) for first, end in pairwise([0, *ends])]
         # Each batch takes every n-th row; the incomplete batch at the end takes evenly spaced rows
@@ -65,7 +66,7 @@ def shuffled(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int)
     ``counts [blocks]``: the rows of each block. A window has whole global batches, of ``size`` rows, so that each
     process needs few of its blocks; it has at most about ``window_rows`` rows.
     """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = make_generator(seed, epoch)
     blocks = torch.randperm(len(counts), generator=generator)
     stops = counts[blocks].cumsum(0)
     total = int(counts.sum())

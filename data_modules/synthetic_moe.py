@@ -40,7 +40,7 @@ class SyntheticMoEDataModule(TensorDataModule):
         self.rows, self.input_dim = rows, input_dim
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
         targets = []
         for _ in range(self.num_groups):

@@ -45,7 +45,7 @@ class SyntheticPairsDataModule(TasksDataModule):
         require(input_dim >= 2 * num_pairs, need)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         weight = draw_weights(self.num_pairs, self.input_dim, self.rho, generator)  # [T, D]
         names = [f"task_{pair}_{member}" for pair in range(self.num_pairs) for member in range(2)]
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}

@@ -49,7 +49,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         self.signal, self.input_dim, self.design = signal, input_dim, design
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
         weight = draw_normal(self.num_experts, UNITS, self.input_dim, generator=generator)
         true = torch.randperm(self.num_experts, generator=generator)[: self.num_true].sort().values

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, format_value, join_names, require
+from mtl.nn.seeds import make_generator
 from mtl.options import (
     Count,
     Dropout,
@@ -63,7 +64,6 @@ Separator = Annotated[
     str,
     matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
 ]
-SPREAD = 1_000_003
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
@@ -288,7 +288,7 @@ class TableDataModule(TensorDataModule):
             self.earlier = encoder, list(spec.tasks)
 
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
-        """Return other rows with their labels. Raises InputError, naming ``where``, for a lacking column or bad cell."""
+        """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
         encoder, columns = self.row_encoder, [task.column for task in self.labels]
         assert encoder is not None
         read = [task.column for task in self.labels if encoder.from_text or task.kind == "regression"]  # as inputs are
@@ -351,7 +351,7 @@ class TableDataModule(TensorDataModule):
 
         The rows of a rare class of a binary task are spread evenly.
         """
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         rare = rare_rows(source, [task.column for task in self.labels if task.kind == "binary"], RARE)
         if rare is not None:
             return even_marks(rare, shares, generator)
@@ -415,8 +415,7 @@ class TableDataModule(TensorDataModule):
         assert self.row_encoder is not None
         cut, (epoch, number) = self.training_cut(), self._position()
         low, high = (end - number * cut.size for end in cut.bounds(number))  # rows of this process in the global batch
-        seed = ((self.shuffle_seed * SPREAD + epoch) * SPREAD + number) * SPREAD
-        generator, inputs = torch.Generator().manual_seed(seed % 2**63), dict(batch.inputs)
+        generator, inputs = make_generator(self.shuffle_seed, epoch, number, 0), dict(batch.inputs)
         for name, unknown in self.row_encoder.unknown.items():
             ids = inputs[name]
             drawn = torch.rand(cut.size, *ids.shape[1:], generator=generator)[low:high].to(ids.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from mtl.checks import require
+from mtl.nn.seeds import make_generator
 from mtl.options import validated
 from mtl.types import Batch, DataSpec
 
@@ -142,10 +143,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         return bucketed(order, lengths, self.size, generator)
 
     def _generator(self, stream: int, number: int = 0) -> torch.Generator:
-        seed = self.seed
-        for value in (self.epoch, stream, number):
-            seed = (seed * 1_000_003 + value + 1) % 2**63
-        return torch.Generator().manual_seed(seed)
+        return make_generator(self.seed, self.epoch + 1, stream + 1, number + 1)
 
 
 def bucketed(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:

@@ -9,6 +9,7 @@ import polars as pl
 import torch
 
 from mtl.files.writing import writing
+from mtl.nn.seeds import make_generator
 
 from ..files.cache import locked
 
@@ -35,7 +36,7 @@ def write_example(folder: Path) -> Path:
 
 def visits() -> pl.DataFrame:
     """Draw the rows: both tasks depend on a trait of the user and, in different ways, on hour, age, city and device."""
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator(0)
 
     def draw(high: int, size: int) -> torch.Tensor:
         return torch.randint(high, (size,), generator=generator)

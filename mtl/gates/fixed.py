@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.gates.base import Gate, check_k
+from mtl.nn.seeds import make_generator
 from mtl.options import Count, NotNegative, Seed, validated
 from mtl.types import Routing
 
@@ -74,7 +75,7 @@ class FixedGate(Gate):
                 row[task * block : (task + 1) * block] = 1
         else:
             check_k(k, self.num_experts)
-            generator = torch.Generator().manual_seed(seed)
+            generator = make_generator(seed)
             order = torch.rand(table.shape, generator=generator, device="cpu").argsort(-1)
             table.scatter_(-1, order[:, :k].to(table.device), 1.0)
         return table

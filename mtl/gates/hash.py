@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mtl.checks import InputError, require
 from mtl.gates.base import Gate
+from mtl.nn.seeds import make_generator
 from mtl.options import Name, Seed, validated
 from mtl.types import Categorical, InputSpec, Routing
 
@@ -48,7 +49,7 @@ class HashGate(Gate):
         wanted = "a categorical input" if input_name is None else f"the categorical input input_name={input_name!r}"
         require(input_name in sizes, f"the hash gate needs {wanted}; the inputs of this data are: {has}")
         self.input_name, size = str(input_name), sizes[str(input_name)]
-        generator = torch.Generator().manual_seed(seed)
+        generator = make_generator(seed)
         counts: Tensor | None = getattr((inputs or {}).get(str(input_name)), "counts", None)
         known = assignment != "balanced" or counts is not None
         require(known, f"assignment=balanced: the data module does not count the ids of {input_name!r}")

@@ -6,6 +6,7 @@ The same of rows in memory and of rows that are read in blocks, which are mixed 
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from mtl.data_modules.stream import StreamLoader, in_order, shuffled
 from torch import Tensor
 
 from mtl.checks import InputError
+from mtl.nn.seeds import derive_seed
 from mtl.types import Batch, Categorical, DataSpec, TaskSpec
 
 COUNTS = torch.tensor([30, 0, 50, 7, 50, 50, 50, 13])  # rows of each block
@@ -227,3 +229,11 @@ def test_batch_on_the_device_is_not_moved() -> None:
     assert not mixed.is_on(torch.device("cpu"))
     both = data.transfer_batch_to_device([batch, batch], torch.device("meta"), 0)  # of a super-batch
     assert all(one.is_on(torch.device("meta")) for one in both)
+
+
+def test_seeds_are_those_of_earlier_runs() -> None:
+    """A run that is resumed with a later version draws the same rows."""
+    assert derive_seed(3) == 3
+    assert derive_seed(3, 5, 7) == (3 * 1_000_003 + 5) * 1_000_003 + 7
+    assert derive_seed(0, "sample") == zlib.crc32(b"sample")
+    assert derive_seed(2**40, 1, 1) == ((2**40 * 1_000_003 + 1) * 1_000_003 + 1) % 2**63

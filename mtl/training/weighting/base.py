@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from mtl.distributed import world_size
 from mtl.nn.functional import KeepsBufferPrecision
+from mtl.nn.seeds import derive_seed
 from mtl.types import NetworkOutput
-
-SPREAD = 1_000_003  # a prime: keeps the streams of (seed, step) and (seed + 1, step - 1) apart
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def drawn_at(seed: int, step: int, like: Tensor) -> Iterator[None]:
     All processes then draw the same numbers, whatever else they have drawn, and so does a resumed run.
     """
     with torch.random.fork_rng([like.device] if like.is_cuda else []):
-        torch.manual_seed((seed * SPREAD + step) % 2**63)
+        torch.manual_seed(derive_seed(seed, step))
         yield
 
 
