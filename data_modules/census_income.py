@@ -12,7 +12,7 @@ from mtl.options import Address, FilePath, Names, validated
 
 from .files.download import fetch_archive
 from .files.reading import parsing, read_lines
-from .split_rows import SplitRows, split_by
+from .split_rows import SplitRows, assign_rows
 from .table import TableDataModule
 from .tables.row_source import RowSource
 
@@ -80,7 +80,8 @@ class CensusIncomeDataModule(TableDataModule):
 
     def split_rows(self) -> dict[str, SplitRows]:
         test = read_people(self.files["test"], ROWS["test"])
-        halves = split_by(self.marks(test, {"val": 0.5, "test": 0.5}), ("val", "test"), test, None, "no row is for")
+        parts = self.random_parts(test, {"val": 0.5, "test": 0.5})
+        halves = assign_rows(test, parts, None, f"{test.here} has no row for")
         if "train" not in self.wanted:
             return halves
         return halves | {"train": SplitRows.every(read_people(self.files["train"], ROWS["train"]))}

@@ -23,7 +23,7 @@ from .files.cache import cached, versions
 from .files.download import fetch
 from .files.images import pixel_scale
 from .files.reading import parsing
-from .splits import SPLITS, proportional
+from .splits import SPLITS, random_split, require_rows
 
 MNIST_ROWS = (50_000, 10_000, 10_000)  # train, val, test
 SVHN_ROWS = (480_420, 75_000, 75_000)
@@ -87,7 +87,8 @@ class DigitsDataModule(TensorDataModule):
         grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self.generator(0))
         colour_rows = resplit(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self.generator(1))
         splits = {}
-        for name, first, second in zip(SPLITS, grey_rows, colour_rows, strict=True):
+        for name in SPLITS:
+            first, second = grey_rows[name], colour_rows[name]
             image = torch.empty(len(first) + len(second), 3, SIDE, SIDE, dtype=torch.uint8)
             image[: len(first)] = to_colour(grey[first])
             torch.index_select(colour, 0, second, out=image[len(first) :])  # torch.cat would copy twice
@@ -107,11 +108,13 @@ def to_colour(images: Tensor) -> Tensor:
     return F.pad(images, [BORDER] * 4)[:, None].expand(-1, 3, -1, -1)
 
 
-def resplit(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> list[Tensor]:
+def resplit(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
     """Split ``count`` row indices at random into train, val and test of the ``published`` sizes or, for another count,
     proportions. ``name`` is the data set's name in messages. Raises InputError if a split would be empty.
     """
-    return list(torch.randperm(count, generator=generator).split(proportional(count, published, f"{name}, images")))
+    parts = random_split(count, dict(zip(SPLITS, published, strict=True)), generator)
+    require_rows(parts, f"{name}: {count} images leave none for")
+    return parts
 
 
 def parse_svhn(file: Path) -> dict[str, Tensor]:

@@ -10,14 +10,12 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from mtl.checks import require
 from mtl.options import Address, FilePath, Name, Some, validated
 from mtl.types import TaskSpec
 
 from .files.glue import SOURCES, Task, prepare
-from .splits import SPLITS, stratified_split
+from .splits import SPLITS, group_split, random_split, require_rows, sample_rows
 from .text_tasks import SMALL, Length, TextTasksDataModule
 from .texts.glue import read_part
 from .texts.rows import Texts
@@ -25,7 +23,7 @@ from .texts.rows import Texts
 logger = logging.getLogger(__name__)
 
 TASKS: tuple[Task, ...] = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # the tasks of MT-TaG
-SHARES = (0.9, 0.1)  # shares of the training rows for training and validation
+SHARES = {"train": 0.9, "val": 0.1}  # shares of the training rows for training and validation
 
 
 class GlueDataModule(TextTasksDataModule):
@@ -93,10 +91,13 @@ class GlueDataModule(TextTasksDataModule):
             train = drawn(train, self.limits.get(name), generator)
             val = test
             if not self.published_split:
-                classes = train.labels.long() if SOURCES[name].classes else torch.zeros(len(train), dtype=torch.int64)
-                parts = shares_of(train, classes, generator)
-                require(all(map(len, parts)), f"task {name}: {len(train)} training rows are too few for train and val")
-                train, val = (train.select(part.sort().values) for part in parts)
+                if train.groups is not None:
+                    parts = group_split(train.groups, SHARES, generator)
+                else:
+                    strata = train.labels.long() if SOURCES[name].classes else len(train)
+                    parts = random_split(strata, SHARES, generator)
+                require_rows(parts, f"task {name}: its {len(train)} training rows leave none for")
+                train, val = (train.select(part.sort().values) for part in parts.values())
             for split, rows in zip(SPLITS, (train, val, test), strict=True):
                 splits[split][name] = rows
         if odd:
@@ -130,17 +131,8 @@ class GlueDataModule(TextTasksDataModule):
 def drawn(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:
     """Return at most ``limit`` of the rows, drawn at random, in their order; groups stay whole."""
     if rows.groups is None:
-        return rows.select(torch.randperm(len(rows), generator=generator)[:limit].sort().values)
+        return rows.select(sample_rows(len(rows), limit, generator))
     numbers, index, sizes = rows.groups.unique(return_inverse=True, return_counts=True)
     order = torch.randperm(len(numbers), generator=generator)
     kept = order[sizes[order].cumsum(0) <= (limit or len(rows))]
     return rows.select(torch.isin(index, kept).nonzero()[:, 0])
-
-
-def shares_of(rows: Texts, classes: Tensor, generator: torch.Generator) -> list[Tensor]:
-    """Return the indices of the rows for training and validation: shares of each class, or of the groups."""
-    if rows.groups is None:
-        return stratified_split(classes, SHARES, generator)
-    numbers, index = rows.groups.unique(return_inverse=True)
-    parts = stratified_split(torch.zeros(len(numbers), dtype=torch.int64), SHARES, generator)
-    return [torch.isin(index, part).nonzero()[:, 0] for part in parts]

@@ -19,7 +19,7 @@ from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec,
 from .base import TensorDataModule
 from .files.cache import cached, versions
 from .files.download import fetch_archive
-from .splits import SPLITS, Shares, by_split, stratified_split
+from .splits import Shares, by_split, random_split, require_rows, sample_rows
 from .tables.pairs import IdEncoder, KnownIds
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class InteractionsDataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         self.data_dir, self.download, self.base_url = data_dir, download, base_url
-        self.alpha, self.shares, self.negatives = alpha, list(by_split(split).values()), negatives
+        self.alpha, self.shares, self.negatives = alpha, by_split(split), negatives
         self.metrics, self.max_rows = self._checked(metrics or {}), max_rows
 
     def _checked(self, metrics: Mapping[str, Sequence[str] | None]) -> dict[str, tuple[str, ...]]:
@@ -169,12 +169,11 @@ class InteractionsDataModule(TensorDataModule):
     def divide(self, rows: Batch, stratum: Tensor, generator: torch.Generator) -> dict[str, Batch]:
         """Split ``rows``, or ``max_rows`` of them, stratified by ``stratum [N]``."""
         if self.max_rows is not None and self.max_rows < len(rows):
-            kept = torch.randperm(len(rows), generator=generator)[: self.max_rows].sort().values
+            kept = sample_rows(len(rows), self.max_rows, generator)
             rows, stratum = rows.select(kept), stratum[kept]
-        parts = stratified_split(stratum, self.shares, generator)
-        splits = {name: rows.select(part) for name, part in zip(SPLITS, parts, strict=True)}
-        for name, batch in splits.items():
-            require(len(batch) > 0, f"{self.source}: too few rows for the {name} share of data.split")
+        parts = random_split(stratum, self.shares, generator)
+        require_rows(parts, f"{self.source}: of its {len(rows)} rows, data.split leaves none for")
+        splits = {name: rows.select(part) for name, part in parts.items()}
         if any(metric_family(name) in RANKING for name in self.metrics[self.task]):
             for name in ("val", "test"):
                 splits[name].groups = splits[name].inputs["user"]

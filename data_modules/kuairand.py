@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-
-import polars as pl
-import torch
 
 from mtl.options import Address, FilePath, Some, validated
 
 from .files.download import fetch_archive
-from .split_rows import Marks, exact_marks
 from .table import TableDataModule
-from .tables.columns import numbers
-from .tables.row_source import RowSource
 
 YES_OR_NO = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
 TIMES = ("play_time_ms", "profile_stay_time", "comment_stay_time")
@@ -66,15 +59,9 @@ class KuaiRandDataModule(TableDataModule):
         unread = [*UNREAD, *(name for name in FEEDBACK if name not in tasks)]
         columns: dict[str, Any] = {"categorical": CATEGORIES, "numeric": NUMBERS, "ignore": unread, "separator": ","}
         pattern = Path(glob.escape(str(folder))) / f"log_{log}_*_{ending}"
-        super().__init__(pattern, kinds, data_dir, **columns, **common)
-        self.random_split = False
+        super().__init__(pattern, kinds, data_dir, split_by="time", time_column="time_ms", **columns, **common)
 
     def prepare_data(self) -> None:
         for file in self.logs:
             url = f"{self.base_url}/{self.archive.name}"
             fetch_archive(file, self.archive, url, f"md5:{self.md5}", self.download)
-
-    def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
-        times = pl.concat([numbers(rows, "time_ms", file) for rows, file in source.frames(["time_ms"])])
-        order = torch.from_numpy(times.to_numpy().argsort(kind="stable"))
-        return exact_marks(order, shares, f"{source.here}: of its {source.count} rows")

@@ -17,7 +17,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 from .files.cache import cached, versions
 from .files.download import fetch_archive
 from .files.images import decode, pixel_scale
-from .splits import SPLITS, proportional
+from .splits import SPLITS, random_split, require_rows
 from .task_batches import TasksDataModule
 
 FORMAT = 1  # of the cache; increase it when the content changes
@@ -30,7 +30,7 @@ NAMES = """
     Korean Early_Aramaic Atemayar_Qelisayer
 """
 ALPHABETS = tuple(NAMES.split())
-SHARES = (10, 4, 6)  # train, val and test drawings of the 20 of each character
+SHARES = {"train": 10, "val": 4, "test": 6}  # drawings of the 20 of each character
 
 
 class OmniglotDataModule(TasksDataModule):
@@ -85,26 +85,26 @@ class OmniglotDataModule(TasksDataModule):
             image, character = self._read(name)
             specs.append(TaskSpec(name, "multiclass", int(character.max()) + 1, metrics=("accuracy",)))
             rows = Batch({"image": image}, {name: character})
-            for split, index in zip(SPLITS, resplit(name, character, self.generator(name)), strict=True):
+            for split, index in resplit(name, character, self.generator(name)).items():
                 tasks[split][name] = rows.select(index)
         mean, std = pixel_scale(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
         return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
 
 
-def resplit(name: str, character: Tensor, generator: torch.Generator) -> list[Tensor]:
-    """Split the rows of each character at random in the proportions ``SHARES``; return train, val and test indices.
+def resplit(name: str, character: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the indices of train, val and test: the rows of each character at random, in the proportions ``SHARES``.
 
     ``character [N]`` is the character of each row, ``name`` the alphabet that messages name. Raises InputError if a
     character has too few drawings.
     """
-    parts: list[list[Tensor]] = [[], [], []]
+    parts: dict[str, list[Tensor]] = {split: [] for split in SHARES}
     for number in range(int(character.max()) + 1):
         rows = (character == number).nonzero()[:, 0]
-        sizes = proportional(len(rows), SHARES, f"{name}, drawings of a character")
-        order = rows[torch.randperm(len(rows), generator=generator)]
-        for part, chosen in zip(parts, order.split(sizes), strict=True):
-            part.append(chosen)
-    return [torch.cat(part) for part in parts]
+        drawn = random_split(len(rows), SHARES, generator)
+        require_rows(drawn, f"{name}: the {len(rows)} drawings of a character leave none for")
+        for split, index in drawn.items():
+            parts[split].append(rows[index])
+    return {split: torch.cat(part) for split, part in parts.items()}
 
 
 def found_alphabets(folder: Path) -> dict[str, Path]:

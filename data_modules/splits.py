@@ -1,9 +1,9 @@
-"""Split rows into train, val and test: by shares, by sizes, or stratified."""
+"""Split rows into train, val and test: at random, by groups or by time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Annotated
 
@@ -43,43 +43,67 @@ def files_to_read(paths: Mapping[str, Path], wanted: Sequence[str]) -> dict[str,
     return {split: file for split, file in paths.items() if split in wanted or (rest and split == "train")}
 
 
-def divided(order: Tensor, shares: Mapping[str, float], where: str) -> dict[str, Tensor]:
-    """Cut the indices ``order [N]`` by ``shares``; raise InputError, which begins with ``where``, if one has no row."""
-    bounds = torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0)
-    ends = (bounds[:-1] / bounds[-1] * len(order)).round().long().tolist()
-    parts = dict(zip(shares, order.tensor_split(ends), strict=True))
-    empty = [name for name, part in parts.items() if not len(part)]
-    require(not empty, f"{where}, data.split leaves none for {', '.join(empty)}")
-    return parts
-
-
-def proportional(count: int, proportions: Sequence[int], name: str) -> list[int]:
-    """Return sizes of train, val and test that sum to ``count``. Raises InputError, about ``name``, if one is 0."""
-    held_out = [round(count * part / sum(proportions)) for part in proportions[1:]]
-    sizes = [count - sum(held_out), *held_out]
-    require(min(sizes) >= 1, f"{name}: {count} are too few for train, val and test")
-    return sizes
-
-
 def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:
     """Cut ``rows`` into consecutive train, val and test rows of the given sizes."""
     parts = torch.arange(len(rows)).split(list(sizes))
     return {name: rows.select(index) for name, index in zip(SPLITS, parts, strict=True)}
 
 
-def stratified_split(stratum: Tensor, shares: Sequence[float], generator: torch.Generator) -> list[Tensor]:
-    """Return the row indices of each split, shuffled.
+def random_split(strata: Tensor | int, shares: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the indices of each split, shuffled: its share of every stratum, rounded to whole rows.
 
-    Each split gets its share of every stratum, rounded to whole rows. ``stratum [N]`` is the int64 stratum of each row.
+    ``strata [N]``, int64, is the stratum of each row; a number N stands for N rows that are all alike. ``shares`` need
+    not sum to 1.
     """
-    shuffled = torch.randperm(len(stratum), generator=generator)
-    own = stratum[shuffled]
-    size = torch.bincount(own)
+    if isinstance(strata, int):
+        strata = torch.zeros(strata, dtype=torch.int64)
+    shuffled = torch.randperm(len(strata), generator=generator)
+    drawn = strata[shuffled]
+    size = torch.bincount(drawn)
     # rank of each shuffled row within its stratum: 0, 1, ..., size - 1
-    rank = torch.empty_like(own)
-    order = own.argsort(stable=True)
-    rank[order] = torch.arange(len(own)) - (size.cumsum(0) - size)[own[order]]
-    bounds = torch.tensor(shares, dtype=torch.float64).cumsum(0)[:-1]
-    ends = (bounds[:, None] * size).round().long()  # [splits - 1, strata]: first rank of the next split
-    part = (rank >= ends[:, own]).sum(0)
-    return [shuffled[part == number] for number in range(len(shares))]
+    rank = torch.empty_like(drawn)
+    order = drawn.argsort(stable=True)
+    rank[order] = torch.arange(len(drawn)) - (size.cumsum(0) - size)[drawn[order]]
+    first = (_starts(shares)[:, None] * size).round().long()  # [splits - 1, strata]: first rank of each later split
+    part = (rank >= first[:, drawn]).sum(0)
+    return {name: shuffled[part == number] for number, name in enumerate(shares)}
+
+
+def group_split(groups: Tensor, shares: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the indices of each split, ascending: its share of the groups, with all rows of a group in one split.
+
+    ``groups [N]``, int64, is the group of each row.
+    """
+    names, index = groups.unique(return_inverse=True)
+    parts = random_split(len(names), shares, generator)
+    return {name: torch.isin(index, part).nonzero()[:, 0] for name, part in parts.items()}
+
+
+def time_split(times: Tensor, shares: Mapping[str, float], gap: float = 0.0) -> dict[str, Tensor]:
+    """Return the indices of each split, ascending: its share of the rows in the order of ``times [N]``.
+
+    Rows of one time stay together. Rows within ``gap`` after the first time of a split, but for the first one, are in
+    no split.
+    """
+    first = (_starts(shares) * len(times)).round().long().clamp(max=len(times) - 1)
+    starts = times.sort().values[first]
+    part = torch.searchsorted(starts, times, right=True)
+    waits = (part > 0) & (times < starts[(part - 1).clamp(min=0)] + gap)
+    return {name: ((part == number) & ~waits).nonzero()[:, 0] for number, name in enumerate(shares)}
+
+
+def _starts(shares: Mapping[str, float]) -> Tensor:
+    """Return where each split but the first begins, as a share of all rows: float64."""
+    bounds = torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0)
+    return bounds[:-1] / bounds[-1]
+
+
+def sample_rows(count: int, limit: int | None, generator: torch.Generator) -> Tensor:
+    """Return the indices of at most ``limit`` of ``count`` rows, drawn at random, ascending; None: of all."""
+    return torch.randperm(count, generator=generator)[:limit].sort().values
+
+
+def require_rows(parts: Mapping[str, Sized], reason: str) -> None:
+    """Raise InputError, ``reason`` and the names of the splits, unless each of ``parts`` has a row."""
+    empty = [name for name, part in parts.items() if not len(part)]
+    require(not empty, f"{reason} {', '.join(empty)}")

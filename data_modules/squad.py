@@ -23,7 +23,7 @@ from mtl.types import DataSpec, TaskSpec
 from .files.cache import cached
 from .files.download import fetch
 from .files.reading import parsing, repair
-from .splits import SPLITS
+from .splits import SPLITS, sample_rows
 from .text_tasks import Length, TextTasksDataModule
 from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
@@ -134,14 +134,13 @@ class SquadDataModule(TextTasksDataModule):
         """Return the questions of train, val and test."""
         train, dev = (read_questions(self.folder / name) for name, _ in FILES.values())
         generator = self.generator(TASK)
-        drawn = torch.randperm(len(train), generator=generator)[: self.max_rows].sort().values.tolist()
-        train = [train[index] for index in drawn]
+        train = [train[index] for index in sample_rows(len(train), self.max_rows, generator).tolist()]
         if self.published_split:
             return train, dev, dev
         articles = sorted({question.article for question in train})
         require(len(articles) >= 2, f"{self.folder}: validation needs some of the training articles; there is only one")
-        order = torch.randperm(len(articles), generator=generator)[: max(1, round(SHARE * len(articles)))]
-        held = {articles[index] for index in order.tolist()}
+        count = max(1, round(SHARE * len(articles)))
+        held = {articles[index] for index in sample_rows(len(articles), count, generator).tolist()}
         val = [question for question in train if question.article in held]
         return [question for question in train if question.article not in held], val, dev
 

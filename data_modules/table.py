@@ -32,18 +32,8 @@ from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_famil
 
 from .base import TensorDataModule
 from .files.reading import files_of
-from .split_rows import (
-    Marks,
-    SplitRows,
-    even_marks,
-    exact_marks,
-    group_marks,
-    marks_in,
-    rare_rows,
-    split_by,
-    time_marks,
-)
-from .splits import SPLITS, Shares, by_split, files_to_read
+from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, read_splits, read_times
+from .splits import Shares, by_split, files_to_read, group_split, random_split, time_split
 from .state import reading_state, spec_of
 from .stream import concat_batches
 from .tables.chained import chained, tasks_filled_after
@@ -95,7 +85,7 @@ class TableDataModule(TensorDataModule):
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
 
     Rows are split by ``split``, the shares of train, val and test: at random, or with ``split_by="time"`` in the order
-    of ``time_column``, training rows first (see ``time_marks``; ``split_gap`` is its gap), or with ``split_by="group"``
+    of ``time_column``, training rows first (see ``time_split``; ``split_gap`` is its gap), or with ``split_by="group"``
     so that all rows with the same cell of ``group_column`` are in one split. Or they are split by ``split_column``,
     whose cells are train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the
     splits without a file.
@@ -333,30 +323,24 @@ class TableDataModule(TensorDataModule):
 
     def _divided(self, source: RowSource) -> dict[str, SplitRows]:
         """Return the splits that share the rows of ``data.path``."""
-        if self.split_column is not None:
-            reason = f"column {self.split_column!r}: no row is marked"
-            return split_by(marks_in(source, self.split_column), SPLITS, source, self.block_rows, reason)
         shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}
-        reason = f"of its {source.count} rows, data.split leaves none for"
-        if self.time_column is not None:
-            marks = time_marks(source, self.time_column, shares, self.split_gap, self.given)
+        reason = f"{source.here}, of its {source.count} rows, data.split leaves none for"
+        require(source.count > 0, f"{reason} {', '.join(shares)}")
+        if self.split_column is not None:
+            parts = read_splits(source, self.split_column)
+            reason = f"{source.here}, column {self.split_column!r}: no row is marked"
+        elif self.time_column is not None:
+            parts = time_split(read_times(source, self.time_column, self.given), shares, self.split_gap)
         elif self.split_by == "group" and self.group_column is not None:
-            marks = group_marks(source, self.group_column, shares, self.seed)
+            parts = group_split(read_groups(source, self.group_column), shares, self.generator())
         else:
-            marks = self.marks(source, shares)
-        return split_by(marks, list(shares), source, self.block_rows, reason)
+            parts = self.random_parts(source, shares)
+        return assign_rows(source, parts, self.block_rows, reason)
 
-    def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
-        """Return the index in ``shares`` of the split of each row, drawn with ``seed``.
-
-        The rows of a rare class of a binary task are spread evenly.
-        """
-        generator = self.generator()
-        rare = rare_rows(source, [task.column for task in self.labels if task.kind == "binary"], RARE)
-        if rare is not None:
-            return even_marks(rare, shares, generator)
-        order = torch.randperm(source.count, generator=generator)
-        return exact_marks(order, shares, f"{source.here}: of its {source.count} rows")
+    def random_parts(self, source: RowSource, shares: Mapping[str, float]) -> dict[str, Tensor]:
+        """Return the indices of the rows of each split, drawn with ``seed``; rare classes are spread evenly."""
+        strata = read_rare_classes(source, [task.column for task in self.labels if task.kind == "binary"], RARE)
+        return random_split(source.count if strata is None else strata, shares, self.generator())
 
     def _learn(self, train: SplitRows) -> DataSpec:
         """Learn ``row_encoder`` from the training rows, and return the inputs and tasks. Raises InputError."""

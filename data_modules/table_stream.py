@@ -7,7 +7,6 @@ of a block into tensors, as for any table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from mtl.types import Batch, DataSpec
 from .constants import with_constants
 from .feeding import BatchPlan
 from .files.reading import files_of
-from .split_rows import Marks, SplitRows, random_marks
+from .split_rows import SplitRows
 from .stream import StreamLoader, concat_batches, in_order, shuffled
 from .table import OPTION, TableDataModule
 from .tables.row_source import PARQUET, RowSource
@@ -42,9 +41,9 @@ class TableStreamDataModule(TableDataModule):
     are sorted, write their rows in random order first. One window is in memory as tensors while the next one is read.
     Validation and test read the files in order, block by block.
 
-    ``split`` draws a random number for each row, so the shares hold approximately. Without a checkpoint, the training
-    rows are read before training to learn from them; memory then holds the distinct values of the columns that may be
-    categorical. Rows have no weights.
+    Rows are split as in memory; while they are split, memory holds a number for each row and the column that splits
+    them. Without a checkpoint, the training rows are read before training to learn from them; memory then holds the
+    distinct values of the columns that may be categorical. Rows have no weights.
     """
 
     @validated
@@ -65,9 +64,6 @@ class TableStreamDataModule(TableDataModule):
         option = f"data.{OPTION[split]}"
         parquet_files(self.paths[split], option)
         return RowSource.open(self.paths[split], option)
-
-    def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
-        return partial(random_marks, self.seed, list(shares.values()))
 
     def _load(self) -> DataSpec:
         """Return the DataSpec, after a pass over the training rows unless the state of a checkpoint is given."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import polars as pl
-import torch
 from pydantic import Field
 
 from mtl.checks import require
@@ -17,7 +16,7 @@ from mtl.options import FilePath, Name, Names, TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
-from .splits import SPLITS, Shares, by_split, divided, files_to_read
+from .splits import SPLITS, Shares, by_split, files_to_read, random_split, require_rows
 from .table import OPTION, Separator
 from .tables.columns import as_text, named
 from .tables.encoder import check_columns
@@ -140,7 +139,7 @@ class TextDataModule(TextTasksDataModule):
         rest = frames.pop("train")
         own = source.paths.keys() - {"train"}
         shares = {split: self.shares[split] for split in SPLITS if split not in own}
-        order = torch.randperm(len(rest), generator=self.generator(name))
-        parts = divided(order, shares, f"{source.paths['train']}: of its {len(rest)} rows with labels")
+        parts = random_split(len(rest), shares, self.generator(name))
+        require_rows(parts, f"{source.paths['train']}: of its {len(rest)} rows with labels, data.split leaves none for")
         frames |= {split: rest[part.sort().values.numpy()] for split, part in parts.items()}
         return frames

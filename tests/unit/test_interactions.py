@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mtl.data_modules.interactions import InteractionsDataModule, draw_distinct
-from mtl.data_modules.splits import stratified_split
+from mtl.data_modules.splits import random_split
 from torch import Tensor
 
 from mtl.checks import InputError
@@ -84,7 +84,7 @@ def test_too_few_unseen_pairs_or_rows() -> None:
     _, rows = load(most, negatives="per_user")
     assert rows.inputs["user"][rows.targets["heard"] == 0].bincount().tolist() == [10, 20]
     few = {name: values[:2] for name, values in draw_records(0).items()}
-    with pytest.raises(InputError, match=r"data: too few rows for the (val|test) share of data\.split"):
+    with pytest.raises(InputError, match=r"of its 4 rows, data.split leaves none for (val|test)"):
         load(few | {"rating": torch.tensor([1.0, 2.0])})
 
 
@@ -140,9 +140,10 @@ def test_draw_distinct_is_uniform(count: int) -> None:
     assert float(((hits - expected) ** 2 / expected).sum()) < 31.3  # chi-square of 11 degrees, p = 0.001
 
 
-def test_stratified_split_is_a_partition_and_random() -> None:
+def test_a_random_split_is_a_partition_with_its_share_of_each_stratum() -> None:
     stratum = torch.arange(1003) % 3
-    parts = stratified_split(stratum, (0.5, 0.25, 0.25), torch.Generator().manual_seed(0))
+    shares = {"train": 2, "val": 1, "test": 1}
+    parts = [*random_split(stratum, shares, torch.Generator().manual_seed(0)).values()]
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(1003))
     assert [int((stratum[parts[0]] == value).sum()) for value in range(3)] == [168, 167, 167]
     assert abs(float(parts[0].double().mean()) - 501) < 50

@@ -117,13 +117,32 @@ def test_all_rows_of_a_group_are_in_one_split(way: str, tmp_path: Path) -> None:
     groups = {name: set(part["user"]) for name, part in found.items()}
     assert sum(map(len, groups.values())) == 150
     assert groups["train"] | groups["val"] | groups["test"] == set(users["user"])
-    assert [len(found[name]) / ROWS for name in ("train", "val", "test")] == pytest.approx([0.6, 0.2, 0.2], abs=0.1)
+    assert {name: len(users) for name, users in groups.items()} == {"train": 90, "val": 30, "test": 30}
     other = split(tmp_path, way, users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2], seed=1)
     assert set(other["test"]["user"]) != groups["test"]
-    if way == "stream":
-        return
-    streamed = split(tmp_path, "stream", users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2])
-    assert {name: set(part["user"]) for name, part in streamed.items()} == groups
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"split": [0.5, 0.3, 0.2], "seed": 1},
+        {"split_by": "time", "time_column": "at", "split_gap": 2.0},
+        {"split_by": "group", "group_column": "user"},
+        {"split_column": "part"},
+    ],
+    ids=["random", "seed", "time", "group", "column"],
+)
+def test_streams_are_split_as_tables_in_memory(options: dict[str, Any], tmp_path: Path) -> None:
+    """Also a rare class, which is spread evenly."""
+    columns = {"at": ORDER / 4, "user": ORDER % 150, "part": np.array(["train", "val", "test"])[ORDER % 3]}
+    columns["y"] = (ORDER % 30 == 0).astype(int)
+    memory, stream = (split(tmp_path, way, columns, **options) for way in WAYS)
+    assert {name: part["n"].to_list() for name, part in memory.items()} == {
+        name: part["n"].to_list() for name, part in stream.items()
+    }
+    if "split" in options or not options:
+        assert [int(part["y"].cast(int).sum()) for part in stream.values()] == ([10, 6, 4] if options else [16, 2, 2])
 
 
 @pytest.mark.parametrize("way", WAYS)
