@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "recipe.head_units": [32],
     "recipe.embedding_dim": 16,
     "recipe.dropout": 0.2,
-    "categorical": ["user", "item"],
+    "columns": {"user": "category", "item": "category"},
 }
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import common
 import numpy as np
 import polars as pl
-from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.table import TableDataModule
 
 FILE, BATCH = 500_000, 4096  # rows of a file, and of a global batch
 SIZES = {"user": 100_000, "item": 20_000, "city": 500, "device": 12, "hour": 24, "day": 7, "shop": 2_000}
 TASKS = {"click": {"kind": "binary"}, "spent": {"kind": "regression"}}
 
 
-class Part(TableStreamDataModule):
+class Part(TableDataModule):
     """The rows of process ``rank`` of ``processes``, without a process group; ``read`` counts the blocks."""
 
     rank, processes, read = 0, 1, 0
@@ -48,13 +48,14 @@ def make(folder: Path, rows: int) -> None:
 
 def feed(path: str, rank: int, processes: int) -> tuple[float, float]:
     """Return the rows a second of a process in an epoch, and how many of all blocks it reads."""
-    data = Part(path, TASKS, batch_size=BATCH // processes, split=[0.98, 0.01, 0.01])
+    split = {"fractions": [0.98, 0.01, 0.01]}
+    data = Part(path, TASKS, batch_size=BATCH // processes, split=split, window_rows=1 << 20)
     data.rank, data.processes = rank, processes
     data.prepare_data()
     data.setup()
     data.read, start = 0, time.perf_counter()
     rows = sum(len(batch) for batch in data.train_dataloader())
-    return rows / (time.perf_counter() - start), data.read / len(data.parts["train"].blocks)
+    return rows / (time.perf_counter() - start), data.read / len(data.splits["train"].counts)
 
 
 def main() -> None:

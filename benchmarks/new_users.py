@@ -41,7 +41,8 @@ def ratings(folder: Path) -> pl.DataFrame:
 def losses(rows: pl.DataFrame, start: float, share: float, seed: int) -> dict[str, float]:
     """Return the loss on the ratings that follow, of new and of known users, and that of "mean" on new users."""
     train, later = rows[: int(start * len(rows))], rows[int(start * len(rows)) : int((start + 0.2) * len(rows))]
-    options: dict[str, Any] = {"data.categorical": ["user", "item"], "data.unknown_share": share, "data.seed": seed}
+    options: dict[str, Any] = {"data.vocabulary.unknown_rate": share, "data.seed": seed}
+    options["data.columns"] = {"user": "category", "item": "category"}
     model = mtl.fit(train, TASKS, seed=seed, accelerator="cpu", options=options, progress=False)
     known = pl.col("user").is_in(train["user"].unique().implode())
     found = {"new": model.evaluate(later.filter(~known))["loss"], "known": model.evaluate(later.filter(known))["loss"]}

@@ -1,4 +1,4 @@
-"""The base class of all data sets that fit into memory: splits, description, and state in checkpoints."""
+"""The base class of all data sets: splits, description, and state in checkpoints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from mtl.options import Long, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
 from .constants import with_constants
-from .feeding import Batches, BatchPlan, RowsDataset, RowsLoader, RowsSampler
+from .feeding import Batches, BatchPlan, Position, RowsDataset, RowsLoader, RowsSampler
 from .splits import SPLITS
 from .state import changes, fingerprint, reading_state, spec_of, spec_state
+from .stream import StreamedRows, StreamLoader
+
+SAMPLE = 20_000  # training rows whose labels give the constants, of rows that are not in memory
 
 
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
@@ -28,9 +31,10 @@ def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> No
 
 
 class TensorDataModule(LightningDataModule):
-    """Base class of every data set that fits in memory.
+    """Base class of every data set.
 
-    A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``. If it has files to fetch or to
+    A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``; rows that do not fit into memory
+    are ``StreamedRows``. If it has files to fetch or to
     parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads; it
     may be killed, and run by several programs at once.
     ``spec`` is available after ``setup()``. ``seed`` determines rows and splits, ``shuffle_seed`` the order in
@@ -62,9 +66,9 @@ class TensorDataModule(LightningDataModule):
         self.file_digests: dict[str, dict[str, Any]] | None = None  # fingerprints of the sources
         self._files_then: dict[str, dict[str, Any]] | None = None  # when the checkpoint was written
         self.wanted: Sequence[str] = SPLITS
-        self.splits: dict[str, Batch] = {}
+        self.splits: dict[str, Any] = {}  # a Batch of each split, or its StreamedRows
 
-    def load(self) -> tuple[DataSpec, dict[str, Batch]]:
+    def load(self) -> tuple[DataSpec, Mapping[str, Batch | StreamedRows]]:
         """Return the DataSpec and the rows of train, val and test."""
         raise NotImplementedError
 
@@ -95,11 +99,16 @@ class TensorDataModule(LightningDataModule):
         return make_generator(self.seed, *purpose)
 
     def _load(self) -> DataSpec:
-        spec, self.splits = self.load()
-        if "train" not in self.splits:
+        spec, splits = self.load()
+        self.splits = dict(splits)
+        rows = self.splits.get("train")
+        if isinstance(rows, StreamedRows):
+            known = all(task.constant for task in spec.tasks)
+            return spec if known else with_constants(spec, rows.sample(SAMPLE, self.generator("sample")).targets)
+        if rows is None:
             return spec
-        check_labels(spec.tasks, self.splits["train"].targets)
-        return with_constants(spec, self.splits["train"].targets)
+        check_labels(spec.tasks, rows.targets)
+        return with_constants(spec, rows.targets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the meaning of a network's inputs and outputs on these data, and the fingerprints of the files.
@@ -153,7 +162,7 @@ class TensorDataModule(LightningDataModule):
             return changes(before, now, sources)
 
     def train_dataloader(self) -> Any:
-        return self._loader("train", RowsSampler(self.training_cut(), self.shuffle_seed, self._position))
+        return self._loader("train", self.training_cut(), self.shuffle_seed, self._position)
 
     def training_cut(self) -> BatchPlan:
         """Return how an epoch's order of the training rows is cut into batches."""
@@ -176,11 +185,15 @@ class TensorDataModule(LightningDataModule):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _evaluation(self, split: str) -> Any:
-        cut = BatchPlan(len(self.splits[split]), self.eval_batch_size, *self._processes())
-        return self._loader(split, RowsSampler(cut))
+        return self._loader(split, BatchPlan(len(self.splits[split]), self.eval_batch_size, *self._processes()))
 
-    def _loader(self, split: str, sampler: RowsSampler) -> RowsLoader:
-        return RowsLoader(RowsDataset(self.splits[split]), sampler, self.pin_memory)
+    def _loader(
+        self, split: str, plan: BatchPlan, seed: int | None = None, position: Position = lambda: (0, 0)
+    ) -> RowsLoader | StreamLoader:
+        rows = self.splits[split]
+        if isinstance(rows, StreamedRows):
+            return rows.loader(plan, seed, position, self.pin_memory)
+        return RowsLoader(RowsDataset(rows), RowsSampler(plan, seed, position), self.pin_memory)
 
     def _processes(self) -> tuple[int, int]:
         """Return the rank of this process and the number of processes."""

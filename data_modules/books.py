@@ -15,7 +15,7 @@ from mtl.options import Address, FilePath, Long, Share, validated
 
 from .files.reading import quote, read_lines, repair
 from .interactions import InteractionsDataModule, columns
-from .splits import Shares
+from .tables.options import Fractions
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class BooksDataModule(InteractionsDataModule):
         min_records: Long = 5,
         alpha: Share = 0.5,
         negatives: Literal["uniform", "per_user"] = "uniform",
-        split: Shares = (0.8, 0.1, 0.1),
+        split: Fractions = (0.8, 0.1, 0.1),
         download: bool = True,
         unverified: bool = False,
         base_url: Address = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",

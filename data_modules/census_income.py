@@ -14,6 +14,7 @@ from .files.download import fetch_archive
 from .files.reading import parsing, read_lines
 from .split_rows import SplitRows, assign_rows
 from .table import TableDataModule
+from .tables.options import ColumnOptions, CsvOptions
 from .tables.row_source import RowSource
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,10 @@ class CensusIncomeDataModule(TableDataModule):
         self.files = {"train": self.folder / "census-income.data", "test": self.folder / "census-income.test"}
         categories = [name for name in COLUMNS if name not in (*NUMBERS, *ignore, "income")]
         numbers = [name for name in NUMBERS if name not in ignore]
-        columns: dict[str, Any] = {"categorical": categories, "numeric": numbers}
-        super().__init__(self.files["train"], TASKS, data_dir, ignore=ignore, null_values=(), **columns, **common)
+        category, number = ColumnOptions(kind="category"), ColumnOptions(kind="number")
+        columns = dict.fromkeys(categories, category) | dict.fromkeys(numbers, number)
+        csv = CsvOptions(null_values=())
+        super().__init__(self.files["train"], TASKS, data_dir, columns, ignore=ignore, csv=csv, **common)
         self.random_split = False  # the test rows are always half of the official ones
 
     def prepare_data(self) -> None:

@@ -19,7 +19,8 @@ from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec,
 from .base import TensorDataModule
 from .files.cache import cached, versions
 from .files.download import fetch_archive
-from .splits import Shares, by_split, random_split, require_rows, sample_rows
+from .splits import by_split, random_split, require_rows, sample_rows
+from .tables.options import Fractions
 from .tables.pairs import IdEncoder, KnownIds
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class InteractionsDataModule(TensorDataModule):
         self,
         data_dir: FilePath,
         alpha: Share,
-        split: Shares,
+        split: Fractions,
         download: bool,
         base_url: Address,
         negatives: Literal["uniform", "per_user"] = "uniform",

@@ -14,7 +14,7 @@ from mtl.types import Batch
 
 from .files.reading import parsing, read_lines
 from .interactions import InteractionsDataModule
-from .splits import Shares
+from .tables.options import Fractions
 
 JOKES = 100
 NOT_RATED = 99.0
@@ -44,7 +44,7 @@ class JesterDataModule(InteractionsDataModule):
         self,
         data_dir: FilePath,
         alpha: Share = 0.5,
-        split: Shares = (0.7, 0.15, 0.15),
+        split: Fractions = (0.7, 0.15, 0.15),
         download: bool = True,
         base_url: Address = "https://eigentaste.berkeley.edu/dataset",
         rating_unit: Positive = 1.0,

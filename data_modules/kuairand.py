@@ -10,6 +10,7 @@ from mtl.options import Address, FilePath, Some, validated
 
 from .files.download import fetch_archive
 from .table import TableDataModule
+from .tables.options import ColumnOptions, CsvOptions
 
 YES_OR_NO = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
 TIMES = ("play_time_ms", "profile_stay_time", "comment_stay_time")
@@ -34,8 +35,8 @@ class KuaiRandDataModule(TableDataModule):
     12, with the duration of the video, which is an input here: is_click, is_like, is_follow, is_comment, is_forward,
     is_hate, long_view and is_profile_enter (binary), play_time_ms, profile_stay_time and comment_stay_time
     (regressions). Inputs: the user, the video, its duration, the hour, and the scenario (``tab``). ``log`` standard has
-    the videos that the app recommended, random those that it drew at random. Rows are split by time: the first share
-    of ``split`` trains, the last one tests. For the other options see ``TableDataModule``.
+    the videos that the app recommended, random those that it drew at random. By
+    default the rows are split by time. For the other options see ``TableDataModule``.
     """
 
     @validated
@@ -57,9 +58,12 @@ class KuaiRandDataModule(TableDataModule):
         self.logs = [folder / f"log_{log}_{span}_{ending}" for span in spans]
         kinds = {name: BINARY if name in YES_OR_NO else TIMED for name in tasks}
         unread = [*UNREAD, *(name for name in FEEDBACK if name not in tasks)]
-        columns: dict[str, Any] = {"categorical": CATEGORIES, "numeric": NUMBERS, "ignore": unread, "separator": ","}
+        category, number = ColumnOptions(kind="category"), ColumnOptions(kind="number")
+        columns = dict.fromkeys(CATEGORIES, category) | dict.fromkeys(NUMBERS, number)
+        split: Any = {"by": "time", "column": "time_ms", **common.pop("split", {})}
+        csv = CsvOptions(separator=",")
         pattern = Path(glob.escape(str(folder))) / f"log_{log}_*_{ending}"
-        super().__init__(pattern, kinds, data_dir, split_by="time", time_column="time_ms", **columns, **common)
+        super().__init__(pattern, kinds, data_dir, columns, unread, split, csv=csv, **common)
 
     def prepare_data(self) -> None:
         for file in self.logs:

@@ -14,7 +14,7 @@ from mtl.options import Address, FilePath, Share, validated
 
 from .files.reading import parsing, read_lines, repair
 from .interactions import InteractionsDataModule, columns
-from .splits import Shares
+from .tables.options import Fractions
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MovieLensDataModule(InteractionsDataModule):
         variant: Literal["1m", "100k"] = "1m",
         alpha: Share = 0.9,
         negatives: Literal["uniform", "per_user"] = "uniform",
-        split: Shares = (0.8, 0.1, 0.1),
+        split: Fractions = (0.8, 0.1, 0.1),
         download: bool = True,
         base_url: Address = "https://files.grouplens.org/datasets/movielens",
         **common: Any,

@@ -16,7 +16,8 @@ from mtl.checks import InputError, require
 from .splits import SPLITS, require_rows
 from .tables.columns import as_text, cell, parse
 from .tables.dates import SECONDS_PER_DAY, dates
-from .tables.kinds import ColumnOptions, check_type, format_of
+from .tables.kinds import check_type, format_of
+from .tables.options import TableOptions
 from .tables.row_source import Block, RowSource
 
 
@@ -104,7 +105,7 @@ def read_rare_classes(source: RowSource, columns: Sequence[str], share: float) -
     return torch.from_numpy(np.unique(np.stack(rare, 1), axis=0, return_inverse=True)[1].reshape(-1))
 
 
-def read_times(source: RowSource, column: str, options: ColumnOptions) -> Tensor:
+def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     """Return the time of each row ``[N]``, float64: days, or the numbers that the column holds.
 
     While the column is read it is in memory. Raises InputError for a bad cell.
@@ -118,7 +119,7 @@ def read_times(source: RowSource, column: str, options: ColumnOptions) -> Tensor
     for block in blocks:
         rows = source.read(block, [column])
         check_type(rows[column], block.file, "", "date")
-        _check_filled(rows, column, block, "data.split_by=time needs the time of each row")
+        _check_filled(rows, column, block, "data.split.by=time needs the time of each row")
         numbers = parse(rows[column])
         if numbers.null_count():
             days = dates(rows, column, block.file, None, form)
@@ -137,7 +138,7 @@ def read_groups(source: RowSource, column: str) -> Tensor:
         rows = source.read(block, [column])
         check_type(rows[column], block.file, " to single values", "date")
         rows = rows.with_columns(as_text(rows[column]).replace("", None))
-        _check_filled(rows, column, block, "data.split_by=group needs the group of each row")
+        _check_filled(rows, column, block, "data.split.by=group needs the group of each row")
         texts.append(rows[column])
     return torch.from_numpy(pl.concat(texts).rank("dense").to_numpy().astype(np.int64))
 

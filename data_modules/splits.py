@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import format_value, require
-from mtl.options import Long, Share
+from mtl.options import Long
 from mtl.types import Batch
 
+from .tables.options import THREE_FRACTIONS, Fractions
+
 SPLITS = ("train", "val", "test")
-SHARES = "three positive shares (train, val, test) that sum to 1"
 
-
-def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
-    if not math.isclose(sum(shares), 1.0):
-        raise ValueError(f"must be {SHARES}")
-    return shares
-
-
-Shares = Annotated[tuple[Share, Share, Share], Field(strict=False), AfterValidator(_whole)]
 Rows = Annotated[tuple[Long, Long, Long], Field(strict=False)]
 
 
-def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[str, float]:
-    """Return the share of each split; raise InputError if a share is 0 and the split is not in ``own_files``."""
-    found = dict(zip(SPLITS, shares, strict=True))
-    empty = [name for name, share in found.items() if share == 0 and name not in own_files]
-    require(not empty, f"data.split={format_value(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")
-    return found
+def by_split(fractions: Fractions, own_files: Collection[str] = (), option: str = "data.split") -> dict[str, float]:
+    """Return the fraction of each split; raise InputError if one is 0 and the split is not in ``own_files``."""
+    by_name = dict(zip(SPLITS, fractions, strict=True))
+    empty = [name for name, fraction in by_name.items() if fraction == 0 and name not in own_files]
+    require(
+        not empty,
+        f"{option}={format_value(fractions)}: must be {THREE_FRACTIONS}; {', '.join(empty)} would have no rows",
+    )
+    return by_name
 
 
 def files_to_read(paths: Mapping[str, Path], wanted: Sequence[str]) -> dict[str, Path]:

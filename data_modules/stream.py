@@ -25,6 +25,7 @@ from mtl.types import Batch
 from .feeding import BatchPlan, Position, Resumable
 
 Read = Callable[[int, Tensor], Batch]
+BLOCKS = 16  # blocks in a window: its mixed rows come from this many places
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,41 @@ class StreamLoader(Resumable):
             first += count
         assert batch is not None  # positions is not empty
         return batch
+
+
+@dataclass(frozen=True)
+class StreamedRows:
+    """The rows of a split that are read as they are needed, in place of a ``Batch`` that holds all of them.
+
+    ``counts [blocks]``: the rows of each block; ``read(block, rows)`` returns some of them, see ``StreamLoader``. A
+    training epoch mixes the rows of windows of about ``window_rows``.
+    """
+
+    counts: Tensor
+    read: Read
+    window_rows: int
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def loader(self, plan: BatchPlan, seed: int | None, position: Position, pin_memory: bool) -> StreamLoader:
+        """Return the batches of an epoch: in order, or shuffled with ``seed``."""
+
+        def windows(epoch: int) -> list[Window]:
+            if seed is None:
+                return in_order(self.counts)
+            return shuffled(self.counts, self.window_rows, plan.size, seed, epoch)
+
+        return StreamLoader(self.counts, self.read, plan, windows, position, pin_memory)
+
+    def sample(self, most: int, generator: torch.Generator) -> Batch:
+        """Return at most ``most`` rows, or all, from random places in ``BLOCKS`` or more random blocks."""
+        blocks = self.counts.nonzero()[:, 0]
+        blocks = blocks[torch.randperm(len(blocks), generator=generator)]
+        blocks = blocks[: max(BLOCKS, 1 + int((self.counts[blocks].cumsum(0) < most).sum()))]
+        drawn = [torch.randperm(int(self.counts[block]), generator=generator) for block in blocks]
+        parts = zip(blocks.tolist(), drawn, strict=True)
+        return concat_batches([self.read(block, rows[: -(-most // len(blocks))]) for block, rows in parts])
 
 
 def write_rows(batch: Batch, index: Tensor, rows: Batch) -> None:

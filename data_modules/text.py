@@ -16,11 +16,12 @@ from mtl.options import FilePath, Name, Names, TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
-from .splits import SPLITS, Shares, by_split, files_to_read, random_split, require_rows
-from .table import OPTION, Separator
+from .splits import SPLITS, by_split, files_to_read, random_split, require_rows
+from .table import OPTION
 from .tables.columns import as_text, named
 from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, LabelRules, TargetOptions
+from .tables.options import Fractions, Separator
 from .tables.row_source import RowSource
 from .text_tasks import SMALL, TextTasksDataModule
 from .texts.rows import Texts
@@ -73,7 +74,7 @@ class TextDataModule(TextTasksDataModule):
     def __init__(
         self,
         tasks: dict[TaskName, TextOptions] | None = None,
-        split: Shares = (0.8, 0.1, 0.1),
+        split: Fractions = (0.8, 0.1, 0.1),
         separator: Separator = ",",
         **common: Any,
     ) -> None:

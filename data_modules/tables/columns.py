@@ -51,7 +51,7 @@ class BadCells:
         """Log one warning for each column with bad cells, and forget them."""
         for count, example in self.found.values():
             others = f"It and {count - 1:,} other cell{'s' * (count > 2)} of this column are" if count > 1 else "It is"
-            logger.warning("%s. %s treated as missing (data.on_bad=missing)", example, others)
+            logger.warning("%s. %s treated as missing (data.on_invalid=missing)", example, others)
         self.found.clear()
 
 

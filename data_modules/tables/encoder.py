@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import polars as pl
 import torch
@@ -23,9 +23,10 @@ from .columns import UNKNOWN, BadCells, CategoryEncoder, NumberEncoder, as_text,
 from .dates import AGE, dates, part_names, parts_of
 from .formats import write_number
 from .histograms import Histogram, category_counts, number_counts
-from .kinds import Kind, OnBad, check_type
+from .kinds import Kind, check_type
 from .lists import UNKNOWN as UNKNOWN_ELEMENT
 from .lists import ListEncoder, listed
+from .options import OnInvalid
 from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ class TableEncoder(RowEncoder):
 
     ``categorical``: the vocabulary of each categorical column. ``numeric``: the scaling of each numeric column. Both
     include the parts of dates, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
-    the vocabulary of each column of lists or texts. ``on_bad``: with "missing", a cell that should be a number or date
-    and is not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the columns
-    of which a warning has said that most cells are unknown. ``unusual``: the number of encoded cells by
+    the vocabulary of each column of lists or texts. ``on_invalid``: with "missing", a cell that should be a number or
+    date and is not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the
+    columns of which a warning has said that most cells are unknown. ``unusual``: the number of encoded cells by
     (kind, column), see ``unusual_cells``.
 
     ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
@@ -60,7 +61,7 @@ class TableEncoder(RowEncoder):
     numeric: dict[str, NumberEncoder]
     dates: dict[str, datetime] = field(default_factory=dict)
     elements: dict[str, ListEncoder] = field(default_factory=dict)
-    on_bad: OnBad = "error"
+    on_invalid: OnInvalid = "error"
     formats: dict[str, str] = field(default_factory=dict)
     filled_after: list[str] = field(default_factory=list)
     separator: str | None = None
@@ -80,7 +81,7 @@ class TableEncoder(RowEncoder):
         """
         frame = numbered(frame)
         check_columns(named(frame), self.columns, where)
-        texts = [name for name, kind in self._kinds.items() if self.from_text or kind in ("numeric", "date")]
+        texts = [name for name, kind in self._kinds.items() if self.from_text or kind in ("number", "date")]
         chosen = pl.selectors.by_name(*texts) & pl.selectors.string()
         frame = frame.with_columns(chosen.replace(list(self.null_values), None))
         for name, kind in self._kinds.items():
@@ -91,12 +92,23 @@ class TableEncoder(RowEncoder):
 
     @property
     def _kinds(self) -> dict[str, Kind]:
-        kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "categorical")
-        kinds |= dict.fromkeys(self.numeric, "numeric")
+        kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "category")
+        kinds |= dict.fromkeys(self.numeric, "number")
         for name in self.dates:
             kinds = {column: kind for column, kind in kinds.items() if column not in part_names(name)}
         kinds |= dict.fromkeys(self.dates, "date")
         return kinds | {name: "text" if one.separator is None else "list" for name, one in self.elements.items()}
+
+    def options_of(self, column: str) -> dict[str, Any]:
+        """Return how ``column`` is read, as ``ColumnOptions`` say it."""
+        elements = self.elements.get(column)
+        return {
+            "kind": self._kinds[column],
+            "ids": column in self.categorical and column in self.numeric,
+            "format": self.formats.get(column),
+            "separator": (elements.separator or None) if elements else None,
+            "target": elements.target if elements else None,
+        }
 
     @property
     def empty(self) -> Sequence[str]:
@@ -136,10 +148,10 @@ class TableEncoder(RowEncoder):
 
         Categories that are unknown or rare in the training rows get id 0. An empty cell becomes a category of its own,
         the mean, or an empty list. The result for a row does not depend on other rows. Raises InputError for a missing
-        column and, unless ``on_bad`` is "missing", for a cell that cannot be read as a number or date; the message
+        column and, unless ``on_invalid`` is "missing", for a cell that cannot be read as a number or date; the message
         names the row.
         """
-        bad = self.bad if self.on_bad == "missing" else None
+        bad = self.bad if self.on_invalid == "missing" else None
         frame = self.prepared(frame, where, bad)
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
         self._warn_of_unknown(inputs, where)
@@ -158,7 +170,7 @@ class TableEncoder(RowEncoder):
 
     def unreported(self) -> BadCells | None:
         """Return what counts bad cells that ``encode`` reports already; None: they are errors."""
-        return BadCells() if self.on_bad == "missing" else None
+        return BadCells() if self.on_invalid == "missing" else None
 
     def histograms_in(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
         """Return ``histograms_of`` a ``prepared`` frame."""

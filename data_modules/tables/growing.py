@@ -16,18 +16,18 @@ from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
 from .encoder import TableEncoder
 from .histograms import Histogram, merge, of_training
 from .inferring import ROWS_PER_WORD, Blocks
-from .kinds import ColumnOptions
 from .labels import TargetOptions
 from .lists import listed
+from .options import TableOptions
 from .statistics import Counts
 
 ANEW = "with data.keep_encoding=false, the encoding is learnt anew"
 
 
-def grown(encoder: TableEncoder, blocks: Blocks, given: ColumnOptions) -> tuple[TableEncoder, dict[str, int]]:
+def grown(encoder: TableEncoder, blocks: Blocks, options: TableOptions) -> tuple[TableEncoder, dict[str, int]]:
     """Return ``encoder`` with the categories of further rows that it does not know, and their number by column.
 
-    A new category needs ``min_count`` rows, and the most frequent ones fill up ``max_categories``. A list and its
+    A new category needs ``min_count`` rows, and the most frequent ones fill up ``max_size``. A list and its
     target keep one vocabulary. Scales, dates and formats stay, and without ``max_length`` the length of lists does.
     Histograms are those of the further rows.
     """
@@ -55,11 +55,12 @@ def grown(encoder: TableEncoder, blocks: Blocks, given: ColumnOptions) -> tuple[
     merged = {name: merge(blocks) for name, blocks in histograms.items()}
     for names in alike.values():
         known, texts = before[names[0]], names[0] in encoder.elements and encoder.elements[names[0]].separator is None
-        needed = max(given.min_count, ROWS_PER_WORD if texts else 1)
+        needed = max(options.vocabulary.min_count, ROWS_PER_WORD if texts else 1)
         table = pl.concat([counts[name].table() for name in names]).group_by("value").agg(all=pl.col("count").sum())
         is_new = pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)
         enough = table.filter(is_new & (table["all"] >= needed)).sort(-pl.col("all").cast(pl.Int64), "value")
-        room = len(enough) if given.max_categories is None else max(0, given.max_categories - len(known.values))
+        most = options.vocabulary.max_size
+        room = len(enough) if most is None else max(0, most - len(known.values))
         new = sorted(enough["value"].head(room).to_list())
         after |= dict.fromkeys(names, CategoryEncoder([*known.values, *new], known.added + len(new)))
         # Known categories stay known, however rare they are in these rows
@@ -70,16 +71,15 @@ def grown(encoder: TableEncoder, blocks: Blocks, given: ColumnOptions) -> tuple[
                 missing = merged[name].counts[-1] if name in encoder.elements else 0
                 merged[name] = of_training(occurrences, needed, after[name], rows, missing)
     categorical = {name: after[name] for name in encoder.categorical}
-    lengths = {name: min(length, given.max_length) for name, length in longest.items()} if given.max_length else {}
     lists = {
-        name: replace(one, vocabulary=after[name], length=lengths.get(name, one.length))
+        name: replace(one, vocabulary=after[name], length=min(longest[name], options.of(name).max_length or one.length))
         for name, one in encoder.elements.items()
     }
     added = {name: each.size - before[name].size for name, each in after.items() if each.size > before[name].size}
     return replace(encoder, categorical=categorical, elements=lists, histograms=merged), added
 
 
-def check_kept(encoder: TableEncoder, given: ColumnOptions, inputs: Collection[str]) -> None:
+def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[str]) -> None:
     """Raise InputError if an option reads a column in another way than ``encoder``, whose encoding stays.
 
     ``inputs``: the columns that may be inputs, as they are not ignored and hold no labels, weights or splits.
@@ -87,19 +87,15 @@ def check_kept(encoder: TableEncoder, given: ColumnOptions, inputs: Collection[s
     left_out = [name for name in encoder.columns if name not in inputs]
     role = "is ignored, or holds labels, weights or splits, but is an input of the run of start_from"
     require(not left_out, f"data: {join_names(left_out)} {role}; {ANEW}")
-    texts = [name for name, each in encoder.elements.items() if each.separator is None]
-    read: dict[str, Collection[str]] = {"categorical": encoder.categorical, "numeric": encoder.numeric}
-    read |= {"dates": encoder.dates, "lists": encoder.lists, "texts": texts}
-    other = [
-        f"{option}={name}" for option, names in read.items() for name in getattr(given, option) if name not in names
-    ]
-    forms = {name: form for name, form in given.formats.items() if name in encoder.columns}  # others are of labels
-    other += [f"formats.{name}" for name, form in forms.items() if encoder.formats.get(name) != form]
-    for name in given.lists.keys() & encoder.lists.keys():
-        if given.lists[name] != encoder.lists[name]:
-            other.append(f"lists.{name}.separator={format_value(given.lists[name])}")
-        if given.targets.get(name) != encoder.elements[name].target:
-            other.append(f"lists.{name}.target={format_value(given.targets.get(name))}")
+    other = []
+    for name, column in options.columns.items():
+        stated = {"format": column.format} if column.format is not None else {}
+        if column.kind is not None:
+            stated |= {option: getattr(column, option) for option in ("kind", "ids", "separator", "target")}
+        learnt = encoder.options_of(name) if name in encoder.columns else {"format": column.format}  # of labels
+        other += [
+            f"columns.{name}.{key}={format_value(value)}" for key, value in stated.items() if value != learnt.get(key)
+        ]
     there = "is not as in the run of start_from, whose encoding stays"
     require(not other, f"data: {join_names(other)} {there}; {ANEW}")
 

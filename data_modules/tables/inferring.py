@@ -16,8 +16,9 @@ from .columns import MISSING, BadCells, CategoryEncoder, NumberEncoder, advice, 
 from .dates import AGE, PARTS, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
 from .histograms import Histogram, number_counts, of_training
-from .kinds import MOST, ColumnOptions, Kind, check_type, format_of, is_named, kind_of
+from .kinds import MOST, Kind, check_type, format_of, given_kind, is_named, kind_of
 from .lists import ListEncoder, listed
+from .options import TableOptions
 from .statistics import Counts, Moments, bounds_of, edges_of
 
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
@@ -37,7 +38,7 @@ class ColumnLearner:
     """
 
     name: str
-    given: ColumnOptions
+    options: TableOptions
     empty: Sequence[str]
     bad: BadCells | None
     kind: Kind | None = None
@@ -65,13 +66,13 @@ class ColumnLearner:
         column = frame[self.name]
         if self.first is None:
             check_type(column, where, ignoring(self.name), None)
-            self.first, self.kind = column[:1], self.given.kind(column)
-            self.repeats = self.name in self.given.categorical and self.name in self.given.numeric
+            self.first, self.kind = column[:1], given_kind(column, self.options)
+            self.repeats = self.options.of(self.name).ids
             check_type(column, where, ignoring(self.name), self.kind)
-            target = self.given.targets.get(self.name)
-            self.why = f"compared with {target}" if target else "given" if self.name in self.given.columns else ""
-            kind = "numeric" if self.repeats else self.kind
-            self.form = format_of(column, self.given, kind, lambda row: cell(frame, self.name, row, where))
+            target = self.options.of(self.name).target
+            self.why = f"compared with {target}" if target else "given" if self.name in self.options.named else ""
+            kind = "number" if self.repeats else self.kind
+            self.form = format_of(column, self.options, kind, lambda row: cell(frame, self.name, row, where))
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
         if self.kind in ("list", "text"):
@@ -86,12 +87,12 @@ class ColumnLearner:
                 self.has_text = bool(bare.any())
         elif self.kind == "date":
             self._note(dates(frame, self.name, where, self.bad and BadCells(), self.form))
-        if self.kind in ("numeric", "date") and self.counts is not None and self.counts.fewest > MANY:
+        if self.kind in ("number", "date") and self.counts is not None and self.counts.fewest > MANY:
             self.counts = None
         if self.counts is not None:
             self.counts.add(column)
             if self.kind is None and column.dtype.is_numeric() and not self._may_be_categories(column):
-                self.kind = "numeric"
+                self.kind = "number"
 
     def _may_be_categories(self, numbers: pl.Series) -> bool:
         values = parse(numbers)
@@ -107,11 +108,13 @@ class ColumnLearner:
         """Infer the kind, now that all values are counted, and what an outlier is, from a ``sample`` of the cells."""
         if self.kind == "text" and self.varies and not self.has_text:
             first = self._find(blocks, lambda cells: cells.is_not_null())
-            self.problem = f"{first} is not text, nor is any other cell of the column: take it out of data.texts"
+            self.problem = (
+                f"{first} is not text, nor is any other cell of the column: choose another kind in data.columns"
+            )
         if self.kind is None and self.varies and self.counts is not None:
             table = self.counts.table()
             try:
-                found = kind_of(self.name, table, self.given, lambda wanted: self._find(blocks, wanted))
+                found = kind_of(self.name, table, self.options, lambda wanted: self._find(blocks, wanted))
             except InputError as error:
                 self.problem = str(error)
                 return
@@ -120,7 +123,7 @@ class ColumnLearner:
                 self._note(parse_dates(table["value"], self.form))
         if self.kind == "date" and self.newest is not None:
             values = parts_of(parse_dates(sample, self.form), self.newest)[-1]
-        elif self.kind == "numeric" or self.repeats:
+        elif self.kind == "number" or self.repeats:
             values = parse(sample, self.form)
         else:
             return
@@ -137,7 +140,7 @@ class ColumnLearner:
 
     @property
     def _separator(self) -> str | None:
-        return None if self.kind == "text" else self.given.lists.get(self.name, "")
+        return None if self.kind == "text" else self.options.of(self.name).separator or ""
 
     @property
     def used(self) -> bool:
@@ -146,16 +149,16 @@ class ColumnLearner:
     @property
     def is_parsed(self) -> bool:
         """Whether cells are read as numbers or dates, in the format ``form``."""
-        return self.kind != "categorical" or self.repeats
+        return self.kind != "category" or self.repeats
 
     @property
     def measured(self) -> bool:
         """Whether the second pass needs the column."""
-        return self.varies and (self.kind in ("numeric", "date") or self.repeats)
+        return self.varies and (self.kind in ("number", "date") or self.repeats)
 
     def measure(self, frame: pl.DataFrame, where: str) -> None:
         """Measure the numbers or the dates of a block. Raises InputError, which names the first bad cell."""
-        if self.kind == "numeric" or self.repeats:
+        if self.kind == "number" or self.repeats:
             values = numbers(frame, self.name, where, self.bad, self.form)
             self.moments.add(values, *self.range)
             self.binned = self.binned + number_counts(values, self.edges)
@@ -177,7 +180,7 @@ class ColumnLearner:
             return
         if self.form and self.is_parsed:
             encoder.formats[name] = self.form
-        plain = self.kind == "numeric" and not self.repeats
+        plain = self.kind == "number" and not self.repeats
         require(plain or name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
         if self.repeats:
             assert self.counts is not None
@@ -187,8 +190,8 @@ class ColumnLearner:
         if plain:
             encoder.numeric[name] = self._scaling(blocks)
         elif self.kind in ("list", "text"):
-            most = self.given.max_length or (LONGEST if self.kind == "text" else self.longest)
-            vocabulary, target = self._vocabulary(self.elements), self.given.targets.get(name)
+            most = self.options.of(name).max_length or (LONGEST if self.kind == "text" else self.longest)
+            vocabulary, target = self._vocabulary(self.elements), self.options.of(name).target
             encoder.elements[name] = ListEncoder(vocabulary, min(self.longest, most), self._separator, target)
         elif self.kind == "date":
             assert self.newest is not None
@@ -223,11 +226,12 @@ class ColumnLearner:
     @property
     def _least(self) -> int:
         """The number of training rows that a category needs."""
-        return max(self.given.min_count, ROWS_PER_WORD) if self.kind == "text" else self.given.min_count
+        least = self.options.vocabulary.min_count
+        return max(least, ROWS_PER_WORD) if self.kind == "text" else least
 
     def _vocabulary(self, counts: Counts) -> CategoryEncoder:
-        """Return the ``max_categories`` most frequent categories of at least ``min_count`` training rows, sorted."""
-        least, most = self._least, self.given.max_categories or (WORDS if self.kind == "text" else None)
+        """Return the ``max_size`` most frequent categories of at least ``min_count`` training rows, sorted."""
+        least, most = self._least, self.options.vocabulary.max_size or (WORDS if self.kind == "text" else None)
         sums = _by_text(self.alike or [counts])
         enough = sums.filter(pl.col("count") >= least).sort(-pl.col("count").cast(pl.Int64), "value")
         return CategoryEncoder(sorted(enough["value"].head(most or len(enough)).to_list()))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import polars as pl
 
@@ -15,9 +15,9 @@ from .columns import expected_number, parse
 from .dates import expected_date, is_date, parse_dates
 from .formats import DATES, Fit, best, number_formats, some
 from .lists import is_list
+from .options import TableOptions
 
-Kind = Literal["categorical", "numeric", "date", "list", "text", "identifier", "free text"]
-OnBad = Literal["error", "missing"]
+Kind = Literal["category", "number", "date", "list", "text", "identifier", "free text"]
 
 TWO_NUMBERS = r"\d\D+\d"  # a date has them in every format
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
@@ -37,74 +37,33 @@ NAMED = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ColumnOptions:
-    """The user's options for columns: the columns whose kind is given, and how to read them.
-
-    A column that is named both in ``categorical`` and in ``numeric`` is both.
-
-    ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``targets``: the
-    categorical column that the elements of a list are compared with, by list. ``texts``: the columns of free text whose
-    words and letter groups are read like the elements of a list; other free text is no input. ``min_count``: the number
-    of training rows that a category needs for its own id. ``max_categories``: the number of ids of a column, for its
-    most frequent categories; None: no limit. ``max_length``: the number of elements that are read from a list or text;
-    None: the length of the longest one in the training rows. Texts have bounds of their own too, see ``inferring.py``.
-    ``on_bad``: whether a cell that cannot be read as a number or date is an error or a missing value. ``formats``: how
-    the dates or numbers of a column are written, see ``formats.py``.
-    """
-
-    categorical: Collection[str] = ()
-    numeric: Collection[str] = ()
-    dates: Collection[str] = ()
-    lists: Mapping[str, str] = field(default_factory=dict)
-    targets: Mapping[str, str] = field(default_factory=dict)
-    min_count: int = 1
-    max_categories: int | None = None
-    max_length: int | None = None
-    on_bad: OnBad = "error"
-    formats: Mapping[str, str] = field(default_factory=dict)
-    texts: Collection[str] = ()
-
-    NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists", "texts")  # fields that name columns
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns whose kind is given."""
-        named = [name for option in self.NAMING for name in getattr(self, option)]
-        return named + [name for name in dict.fromkeys(self.targets.values()) if name not in self.categorical]
-
-    def kind(self, column: pl.Series) -> Kind | None:
-        """Return the kind of ``column`` that is given or follows from its type; None if it depends on the cells."""
-        kinds: dict[Kind, Collection[str]] = {
-            "categorical": [*self.categorical, *self.targets.values()],
-            "numeric": self.numeric,
-            "date": self.dates,
-            "list": self.lists,
-            "text": self.texts,
-        }
-        for kind, names in kinds.items():
-            if column.name in names:
-                return kind
-        if is_date(column) or self.formats.get(column.name) in DATES:
-            return "date"
-        if is_list(column):
-            return "list"
-        return None if column.dtype == pl.String or column.dtype.is_numeric() else "categorical"
+def given_kind(column: pl.Series, options: TableOptions) -> Kind | None:
+    """Return the kind of ``column`` that is given or follows from its type; None if it depends on the cells."""
+    column_options = options.of(str(column.name))
+    if column_options.kind is not None:
+        return "category" if column_options.ids else column_options.kind  # it is both
+    if column.name in options.targets.values():
+        return "category"
+    if is_date(column) or column_options.format in DATES:
+        return "date"
+    if is_list(column):
+        return "list"
+    return None if column.dtype == pl.String or column.dtype.is_numeric() else "category"
 
 
-def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "numeric") -> None:
+def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "number") -> None:
     """Raise InputError if the type of a column does not fit one of ``kind``, None: any; ``hint`` ends the message.
 
     Text, numbers and booleans fit all: their cells are looked at later.
     """
     dtype = column.dtype
     fits = dtype in (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum) or dtype.is_numeric()
-    fits = fits or (is_date(column) and kind in (None, "date", "categorical"))
+    fits = fits or (is_date(column) and kind in (None, "date", "category"))
     fits = fits or (is_list(column) and kind in (None, "list"))
     others = {None: ", date, or list of texts or whole numbers", "date": ", or date", "list": ", or list of such"}
     neither = f"is neither text nor number{others.get(kind, '')}"
     require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
-    largest: Any = column.abs().max() if kind == "categorical" and dtype.is_float() else 0.0
+    largest: Any = column.abs().max() if kind == "category" and dtype.is_float() else 0.0
     rounded = f"it holds categories as {dtype}, some beyond 2^53, which have lost their last digits"
     require((largest or 0.0) < EXACT, f"{where}, column {column.name!r}: {rounded}; read it as text{hint}")
 
@@ -122,7 +81,7 @@ class Inferred:
     repeats: bool = False
 
 
-def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callable[[Parse], str]) -> Inferred:
+def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callable[[Parse], str]) -> Inferred:
     """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
@@ -131,12 +90,13 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
     Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
 
     Raises InputError if several formats fit, if dates have two, or if a column is mostly numbers or dates (unless
-    ``given.on_bad`` makes the other cells missing values, or the numbers are categories). ``first`` describes the first
-    cell that is wanted, for the message.
+    ``options.on_invalid`` makes the other cells missing values, or the numbers are categories). ``first`` describes the
+    first cell that is wanted, for the message.
     """
     table = table.drop_nulls("value")
     values, filled, distinct = table["value"], int(table["count"].sum()), len(table)
-    text, forms = values.dtype == pl.String, [given.formats[name]] if name in given.formats else None
+    text, given_format = values.dtype == pl.String, options.of(name).format
+    forms = None if given_format is None else [given_format]
 
     def read(parse_cells: Reader, forms: Sequence[str], expected: Callable[[str], str]) -> tuple[str, pl.Series] | None:
         """Return the format that reads nearly all cells, and what it reads; None if there is none."""
@@ -144,12 +104,13 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
         if found.share < NEARLY:
             return None
         form = only(found, name, parse_cells, first)
-        if found.share < 1.0 and given.on_bad == "error":
+        if found.share < 1.0 and options.on_invalid == "error":
             bad = first(lambda cells: cells.is_not_null() & parse_cells(cells, form).is_null())
             unread = round((1 - found.share) * filled)
             raise InputError(
                 f"{bad} is not {expected(form)}, but most of the column is; {unread:,} of {filled:,} cells are not. "
-                f"Correct it, or set data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
+                f"Correct it, or set data.on_invalid=missing, 'data.columns={{{name}: category}}' or "
+                f"data.ignore=[{name}]"
             )
         return form, found.parsed
 
@@ -162,7 +123,7 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
             bad = first(lambda cells: cells.is_not_null() & parse_dates(cells, two[0]).is_null())
             raise InputError(
                 f"{bad} is not {expected_date(two[0])}, as other cells are. "
-                f"Write all in one way, or set data.categorical=[{name}] or data.ignore=[{name}]"
+                f"Write all in one way, or set 'data.columns={{{name}: category}}' or data.ignore=[{name}]"
             )
     numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
@@ -172,7 +133,7 @@ def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callabl
         return Inferred("free text", f"{words(table):.1f} words on average")
     if distinct > UNIQUE * filled:
         return Inferred("identifier", "like an identifier")
-    return Inferred("categorical", "")
+    return Inferred("category", "")
 
 
 def _share(table: pl.DataFrame, pattern: str) -> float:
@@ -188,7 +149,7 @@ def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], st
         differ = first(lambda cells: ~parse_cells(cells, form).eq_missing(parse_cells(cells, others[0])))
         raise InputError(
             f"{differ} may be written as {form} or {others[0]}, and no other cell tells: give "
-            f"'data.formats={{{name}: {quoted(form)}}}' or {quoted(others[0])}"
+            f"'data.columns={{{name}: {{format: {quoted(form)}}}}}' or {quoted(others[0])}"
         )
     return form
 
@@ -206,14 +167,15 @@ def two_date_formats(values: pl.Series) -> list[str]:
     return found if len(rest) <= enough else []
 
 
-def format_of(column: pl.Series, given: ColumnOptions, kind: Kind | None, describe: Callable[[int], str]) -> str:
+def format_of(column: pl.Series, options: TableOptions, kind: Kind | None, describe: Callable[[int], str]) -> str:
     """Return the format of a column whose kind is given, from its first cells; "" if it has no other than the standard.
 
     ``describe`` describes a cell by its number, for the message of the InputError if two formats fit.
     """
-    if column.name in given.formats:
-        return given.formats[column.name]
-    if column.dtype != pl.String or kind not in ("numeric", "date"):
+    form = options.of(str(column.name)).format
+    if form is not None:
+        return form
+    if column.dtype != pl.String or kind not in ("number", "date"):
         return ""
     table = column.rename("value").drop_nulls().value_counts(sort=True)
     parse_cells, others = (parse_dates, [*DATES]) if kind == "date" else (parse, number_formats(table["value"]))
@@ -234,13 +196,13 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
             if distinct > UNIQUE * count:
                 return Inferred("identifier", "like an identifier")
             if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(words_of(name)):
-                return Inferred("numeric", "an identifier with few rows each", form)
-            return Inferred("categorical", "named like an identifier", form)
+                return Inferred("number", "an identifier with few rows each", form)
+            return Inferred("category", "named like an identifier", form)
         if distinct <= MOST and distinct * ROWS_PER_VALUE <= count:
-            kind: Kind = "categorical" if distinct <= FEW else "numeric"
+            kind: Kind = "category" if distinct <= FEW else "number"
             return Inferred(kind, "whole numbers that repeat", form, repeats=distinct > 2)
         why = "whole numbers" if distinct * ROWS_PER_VALUE <= count else ""
-    return Inferred("numeric", why, form)
+    return Inferred("number", why, form)
 
 
 def is_named(name: str) -> bool:

@@ -20,7 +20,8 @@ from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
 from .columns import CategoryEncoder, as_text, cell, numbers, parse
-from .kinds import ColumnOptions, check_type, format_of, quoted
+from .kinds import check_type, format_of, quoted
+from .options import TableOptions
 from .statistics import Counts, Moments
 
 logger = logging.getLogger(__name__)
@@ -260,8 +261,9 @@ class TargetOptions(LabelOptions):
             values = numbers(frame, self.column, where, form=self.form)
         except InputError as error:
             column = frame[self.column]
-            form = format_of(column, ColumnOptions(), "numeric", lambda row: cell(frame, self.column, row, where))
-            hint = f", or set 'data.formats={{{self.column}: {quoted(form)}}}'" if form and not self.form else ""
+            form = format_of(column, TableOptions(), "number", lambda row: cell(frame, self.column, row, where))
+            setting = f"'data.columns={{{self.column}: {{format: {quoted(form)}}}}}'"
+            hint = f", or set {setting}" if form and not self.form else ""
             raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
             low = (values <= 0 if self.transform else values < 0).arg_true()

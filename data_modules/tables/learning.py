@@ -21,8 +21,8 @@ from .columns import BadCells
 from .dates import part_names
 from .encoder import TableEncoder
 from .inferring import Blocks, ColumnLearner
-from .kinds import ColumnOptions
 from .labels import TargetOptions
+from .options import TableOptions
 from .overview import overview
 from .statistics import Sample
 
@@ -33,12 +33,12 @@ def infer(
     columns: Sequence[str],
     labels: Sequence[TargetOptions],
     where: str,
-    given: ColumnOptions,
+    options: TableOptions,
     empty: Sequence[str] = (),
     bad: BadCells | None = None,
 ) -> tuple[list[ColumnLearner], list[TaskSpec], pl.DataFrame]:
     """Return what ``columns`` hold, the tasks, and a sample of the rows, from one pass. Raises InputError."""
-    found = [ColumnLearner(name, given, empty, bad) for name in columns]
+    found = [ColumnLearner(name, options, empty, bad) for name in columns]
     targets = [task.collector() for task in labels]
     sample = Sample(rows)
     for frame, file in blocks([*columns, *(task.column for task in labels)]):
@@ -60,7 +60,7 @@ def learn(
     columns: Sequence[str],
     labels: Sequence[TargetOptions],
     where: str,
-    given: ColumnOptions,
+    options: TableOptions,
     **reading: Any,
 ) -> tuple[TableEncoder, list[TaskSpec]]:
     """Learn the encoder of ``columns`` and the tasks from the training rows, of which there are ``rows``.
@@ -68,10 +68,10 @@ def learn(
     Constant columns, identifiers and free text are left out; a table that is logged says what each column is taken for.
     ``where`` names the table in messages; ``reading``: separator, null_values and from_text. Raises InputError.
     """
-    encoder = TableEncoder({}, {}, {}, {}, given.on_bad, **reading)
-    bad = encoder.bad if given.on_bad == "missing" else None
+    encoder = TableEncoder({}, {}, {}, {}, options.on_invalid, **reading)
+    bad = encoder.bad if options.on_invalid == "missing" else None
     require(bool(columns), f"{where}: no column is left as input")
-    found, specs, sample = infer(blocks, rows, columns, labels, where, given, encoder.empty, bad)
+    found, specs, sample = infer(blocks, rows, columns, labels, where, options, encoder.empty, bad)
     overview(found, labels, sample, f"{where}, {rows:,} training rows", rows)
     for column in found:
         require(not column.problem, column.problem)
@@ -81,7 +81,7 @@ def learn(
             require(not taken, f"{where}: rename the column {join_names(taken)}: {named}")
     none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
     require(any(column.used for column in found), none)
-    share_vocabularies(found, given, where)
+    share_vocabularies(found, options, where)
     measured = [column for column in found if column.measured]
     for frame, file in blocks([column.name for column in measured]) if measured else ():
         for column in measured:
@@ -94,14 +94,14 @@ def learn(
     return encoder, specs
 
 
-def share_vocabularies(columns: Sequence[ColumnLearner], given: ColumnOptions, where: str) -> None:
+def share_vocabularies(columns: Sequence[ColumnLearner], options: TableOptions, where: str) -> None:
     """Let each target and its lists have one vocabulary. Raises InputError if a target is no input."""
     used = {column.name: column for column in columns if column.used}
-    for target in dict.fromkeys(given.targets.values()):
-        lists = [name for name, other in given.targets.items() if other == target and name in used]
+    for target in dict.fromkeys(options.targets.values()):
+        lists = [name for name, other in options.targets.items() if other == target and name in used]
         if lists:
             constant = f"{where}, column {target!r}: it is constant in the training rows, or no input"
-            require(target in used, f"{constant}; take it from data.lists.{lists[0]}.target")
+            require(target in used, f"{constant}; take it from data.columns.{lists[0]}.target")
             alike = [used[target].counts, *(used[name].elements for name in lists)]
             for name in (target, *lists):
                 used[name].alike = [counts for counts in alike if counts is not None]

@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 WIDTH = 80
 LISTED = 40  # columns in the table, besides those with a warning
 EXAMPLES, LENGTH = 3, 20  # values of a column, and their length in all
-TAKEN: Mapping[str | None, str] = {"categorical": "category", "numeric": "number", None: "?"}
 CONSTANT = "constant"
 
 
@@ -36,14 +35,16 @@ def overview(
     perfect = leaks(columns, labels, sample)
     logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
     for kind, reason, use, option in (
-        ("identifier", "nearly every value is unique", "use a column as a category", "categorical"),
-        ("free text", "free text", "use the words", "texts"),
+        ("identifier", "nearly every value is unique", "use a column as a category", "category"),
+        ("free text", "free text", "use the words", "text"),
     ):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
-            given = ",".join(names) if kind == "free text" else names[0]
-            logger.warning("ignored: %s (%s); to %s, set 'data.%s=[%s]'", join_names(names), reason, use, option, given)
-    texts = {each.name: each.counts.table()["value"] for each in columns if each.kind == "categorical" and each.counts}
+            columns_option = ", ".join(f"{name}: {option}" for name in (names if kind == "free text" else names[:1]))
+            logger.warning(
+                "ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, columns_option
+            )
+    texts = {each.name: each.counts.table()["value"] for each in columns if each.kind == "category" and each.counts}
     texts |= {each.column: sample[each.column] for each in labels if each.kind != "regression"}
     for name, groups in {name: alike(values) for name, values in texts.items()}.items():
         if groups:
@@ -82,7 +83,7 @@ def table_of(
     for number, column in enumerate(columns):
         why = [
             column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
-            f"also a {'number' if column.kind == 'categorical' else 'category'}" if column.repeats else "",
+            f"also a {'number' if column.kind == 'category' else 'category'}" if column.repeats else "",
             _form(column, sample[column.name]),
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
@@ -92,7 +93,7 @@ def table_of(
         distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
         table.add_row(
             escape(column.name),
-            TAKEN.get(column.kind, column.kind) if column.used else "left out",
+            column.kind or "?" if column.used else "left out",
             "" if column.kind in ("list", "text") else distinct,
             f"{column.missing / rows:.1%}" if column.missing else "",
             examples(sample[column.name]),
@@ -128,7 +129,7 @@ def leaks(
         else classes_of(sample[task.column])
         for task in labels
     }
-    read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"numeric": parse, "date": parse_dates}
+    read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"number": parse, "date": parse_dates}
     found: dict[str, list[str]] = {}
     for column in columns if labels else ():
         if not column.used or column.kind in ("list", "text", None):

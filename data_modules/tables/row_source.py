@@ -21,13 +21,12 @@ from ..files.cache import versions
 from ..files.cloud import scan
 from ..files.reading import MEMORY, SUFFIXES, files_of, parsing, quote, read_bytes, read_gzip, regular_size
 from .columns import FILE
+from .options import NULL_VALUES
 
 PARQUET = ".parquet"
 ROWS = 1 << 16  # rows of a block
 # Bytes of memory that it takes to read and encode a row of a Parquet file: of its numbers and split, and of each cell
 NUMBERED, CELL = 64, 32
-# Texts that count as empty cells, by default
-NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
 LISTED = 10  # differences in a message
 
@@ -163,7 +162,7 @@ class RowSource:
         require(count > 0, f"{self.here} has a header but no rows")
         fits = not self.stamps or count * (NUMBERED + width * CELL) <= MEMORY
         wide = f"{count:,} rows of {width} columns, which do not fit into memory"
-        require(fits, f"{self.here} has {wide}: use data=table_stream")
+        require(fits, f"{self.here} has {wide}: use data.window_rows=1048576")
         parts = [(block.file, self.read(block, self.columns)) for block in self.blocks(None)]
         if len(parts) == 1:
             [(file, frame)] = parts

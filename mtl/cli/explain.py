@@ -44,6 +44,8 @@ def explain(error: BaseException, words: Sequence[str]) -> str | None:
         key = match[1]
         word = next((word for word in words if key_of(word) == key), key)
         return f"{format_value(word)}: no such option{_nearest(key, words)}"
+    if match := re.search(r"Error merging override (.*)", text):  # a section got a single value
+        return f"{format_value(match[1])}: has options of its own; set them, as in {key_of(match[1])}.NAME=VALUE"
     if isinstance(error, HydraException | OmegaConfBaseException) or any(known in text for known in OF_HYDRA):
         sentence = " ".join(line.strip() for line in text.splitlines() if "object_type=" not in line)
         named = any(key_of(word) in sentence for word in words)

@@ -85,7 +85,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("may_idle", may_idle, replace=True)
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
-    # The user names tasks, and columns of lists. Without this, Hydra would require a + before data.tasks.NAME={...}
-    for name, options in {"open_tasks": ("tasks",), "open_table": ("tasks", "lists", "formats")}.items():
+    # The user names tasks and columns. Without this, Hydra would require a + before data.tasks.NAME={...}
+    for name, options in {"open_tasks": ("tasks",), "open_table": ("tasks", "columns")}.items():
         data = {option: OmegaConf.create({}, flags={"struct": False}) for option in options}
         ConfigStore.instance().store(name=name, node=OmegaConf.create({"data": data}))

@@ -23,7 +23,8 @@ def with_columns(cfg: DictConfig, columns: Sequence[str] | None = None) -> None:
     if not isinstance(tasks, dict) or not any("*" in str(name) for name in tasks) or not cfg.data.get("path"):
         return
     if columns is None:
-        columns = RowSource.open(path_of(cfg.data.path), "data.path", separator=cfg.data.get("separator")).columns
+        separator = (cfg.data.get("csv") or {}).get("separator")
+        columns = RowSource.open(path_of(cfg.data.path), "data.path", separator=separator).columns
     found: dict[str, Any] = {}
     for name, options in tasks.items():
         if "*" not in str(name) or name in columns:

@@ -40,7 +40,7 @@ FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check
 # The files of the user's tables and texts. The checkpoint holds the vocabularies and scales of the training and
 # fingerprints of the files, so a changed file is noticed
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
-TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator|slices)")  # how they are read
+TEST_FILES = re.compile(FILES.pattern + r"|data\.(split\.(by|column|gap)|csv\.separator|slices)")  # how they are read
 
 LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
 OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:
@@ -149,8 +149,8 @@ def resumed_config(
     """
     saved, base = checkpoint.config(trust), chosen_words(checkpoint)
     given = {*(option for word in words for option in _set_by(word)), *options}
-    if evaluate and "data.test_path" in given:  # which has the rows; the column split the training's file
-        given.add("data.split_column")
+    if evaluate and "data.test_path" in given:  # which has the rows; the options split the training's file
+        given |= {"data.split.by", "data.split.column", "data.split.gap"}
     tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
     containers = list[Any]()
     for composed in (compose(base), compose([*chosen_words(checkpoint, words), *words])):

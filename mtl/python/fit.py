@@ -103,7 +103,9 @@ def fit(
     values |= {PLACES[split][0]: rows if is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
     if shares:
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
-        values["data.split"] = [1 - sum(rest), *rest]
+        twice = "fractions" in checked(Mapping[str, Any], values.get("data.split") or {}, "split")
+        require(not twice, "split: fractions are given twice, also by valid or test; give them once")
+        values["data.split.fractions"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = with_options(values, options)
     unseen = {} if resume is not None else UNSEEN if folder is None else {"report": True}

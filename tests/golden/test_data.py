@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule
 from torch import Tensor
 
 from mtl.types import Batch
@@ -34,17 +33,27 @@ TASKS = {
     "minutes": {"kind": "regression"},
 }
 PLAIN: dict[str, Any] = {"ignore": ["cart", "rare", "part", "weight"]}
-KINDS = {"dates": ["day"], "lists": {"tags": "|"}, "texts": ["note"], "formats": {"price": "1.234,5"}}
+KINDS = {
+    "day": "date",
+    "tags": {"kind": "list", "separator": "|"},
+    "note": "text",
+    "price": {"format": "1.234,5"},
+    "visits": "number",
+}
 TABLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # files, tasks, options
     "csv": ("csv", TASKS, {"seed": 3}),
-    "three files": ("files", TASKS, {"unknown_share": 0.2}),
-    "streamed": ("stream", TASKS, {"min_count": 2}),
-    "streamed, by column": ("stream", TASKS, {"split_column": "part", "ignore": ["cart", "rare", "weight"]}),
-    "by time": ("csv", TASKS, {"split_by": "time", "time_column": "day", "split_gap": 5.0}),
-    "by group": ("csv", TASKS, {"split_by": "group", "group_column": "user"}),
-    "by column": ("csv", TASKS, {"split_column": "part", "ignore": ["cart", "rare", "weight"]}),
+    "three files": ("files", TASKS, {"vocabulary": {"unknown_rate": 0.2}}),
+    "streamed": ("stream", TASKS, {"vocabulary": {"min_count": 2}}),
+    "streamed, by column": (
+        "stream",
+        TASKS,
+        {"split": {"by": "column", "column": "part"}, "ignore": ["cart", "rare", "weight"]},
+    ),
+    "by time": ("csv", TASKS, {"split": {"by": "time", "column": "day", "gap": 5.0}}),
+    "by group": ("csv", TASKS, {"split": {"by": "group", "column": "user"}, "group_column": "user"}),
+    "by column": ("csv", TASKS, {"split": {"by": "column", "column": "part"}, "ignore": ["cart", "rare", "weight"]}),
     "rare label": ("csv", {"rare": {"kind": "binary"}}, {"ignore": ["click", "cart", "plan", "minutes", "weight"]}),
-    "kinds of columns": ("csv", TASKS, {**KINDS, "max_categories": 12, "numeric": ["visits"]}),
+    "kinds of columns": ("csv", TASKS, {"columns": KINDS, "vocabulary": {"max_size": 12}}),
     "weights": ("csv", {**TASKS, "rare": {"kind": "binary", "weight_column": "visits"}}, {"weight_column": "weight"}),
     "chain": ("csv", {**TASKS, "cart": {"kind": "binary", "after": "click"}}, {"relative_losses": True}),
 }
@@ -90,7 +99,7 @@ def encoded(data: Any) -> dict[str, Summary]:
 def table(name: str, folder: Path) -> Any:
     """Return the data module of ``TABLES[name]``, whose files are written to ``folder``."""
     files, tasks, options = TABLES[name]
-    frame, kind = visits(), TableDataModule
+    frame = visits()
     path = folder / "visits.csv"
     if files == "csv":
         frame.write_csv(path)
@@ -100,8 +109,8 @@ def table(name: str, folder: Path) -> Any:
             part = frame[number * count : (number + 1) * count]
             part.write_parquet(path / f"{number}.parquet", row_group_size=30)
     if files == "stream":
-        kind, options = TableStreamDataModule, {"window_rows": 64, **options}
-    return loaded(kind(str(path), tasks, **{**PLAIN, "batch_size": 16, "eval_batch_size": 64, **options}))
+        options = {"window_rows": 64, **options}
+    return loaded(TableDataModule(str(path), tasks, **{**PLAIN, "batch_size": 16, "eval_batch_size": 64, **options}))
 
 
 def continued(folder: Path) -> Any:

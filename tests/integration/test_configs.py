@@ -34,7 +34,6 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     **{f"experiment={name}": SMALL_GLUE for name in GLUE_EXPERIMENTS},
     "data=glue": SMALL_TEXTS,
     "data=squad": SMALL_TEXTS,
-    "data=table_stream": ["data.path=${paths.data_dir}/rows.parquet", "data.tasks={click: {kind: binary}}"],
     "data=text": [OWN_TEXTS, *SMALL_TEXTS],
     "recipe=glue": ["data=glue", *SMALL_TEXTS],
     "recipe=squad": ["data=squad", *SMALL_TEXTS],

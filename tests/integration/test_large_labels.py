@@ -24,17 +24,22 @@ def rows(mean: float, std: float, count: int = 600) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "data"),
-    [(-1e12, 1e3, "table"), (1e7, 0.5, "table_stream")],
+    ("mean", "std", "streamed"),
+    [(-1e12, 1e3, False), (1e7, 0.5, True)],
 )
 def test_metrics_and_predictions_have_the_digits_of_the_labels(
-    mean: float, std: float, data: str, tmp_path: Path
+    mean: float, std: float, streamed: bool, tmp_path: Path
 ) -> None:
     table = rows(mean, std)
-    words = [*SIZES, "data.tasks={y: {kind: regression, metrics: [mse, mae, r2, spearman]}}", "data.split_column=part"]
-    if data == "table_stream":
+    words = [
+        *SIZES,
+        "data.tasks={y: {kind: regression, metrics: [mse, mae, r2, spearman]}}",
+        "data.split.by=column",
+        "data.split.column=part",
+    ]
+    if streamed:
         table.write_parquet(tmp_path / "rows.parquet")
-        words += ["data=table_stream", f"data.path={tmp_path}/rows.parquet"]
+        words += ["data.window_rows=1048576", f"data.path={tmp_path}/rows.parquet"]
     folder = train_table(tmp_path, table, *words, "trainer.max_epochs=8", "recipe.learning_rate=0.02")
     reported = json.loads((folder / "results.json").read_text())["test"]
     test = table.filter(pl.col("part") == "test")

@@ -316,7 +316,12 @@ class TestOtherFiles:
         rows = table().with_columns(part=pl.Series([["train", "test", "val", "train"][n % 4] for n in range(ROWS)]))
         rows.write_csv(tmp_path / "rows.csv")
         rows.filter(part="test").drop("part").write_csv(tmp_path / "new.csv")
-        words = [f"data.path={tmp_path}/rows.csv", f"data.tasks={TASKS}", "data.split_column=part"]
+        words = [
+            f"data.path={tmp_path}/rows.csv",
+            f"data.tasks={TASKS}",
+            "data.split.by=column",
+            "data.split.column=part",
+        ]
         run(compose_small(tmp_path / "run", *WORDS, *words))
         known = read_json(tmp_path / "run" / "results.json")["test"]
         found = evaluated(best(tmp_path / "run"), tmp_path / "a", f"data.test_path={tmp_path}/new.csv")
@@ -345,17 +350,15 @@ class TestOtherFiles:
         last = trained / "checkpoints" / "last.ckpt"
         with pytest.raises(InputError, match=r"data.test_path=.*rows.csv was not given"):
             run(resume_small(last, tmp_path, f"data.test_path={trained.parent}/rows.csv"))
-        with pytest.raises(InputError, match=r"configuration: data.min_count .* Leave these options out"):
-            resume_small(last, tmp_path, "data.min_count=2")
+        with pytest.raises(InputError, match=r"configuration: data.vocabulary.min_count .* Leave these options out"):
+            resume_small(last, tmp_path, "data.vocabulary.min_count=2")
 
     def test_checkpoint_of_another_version(self, trained: Path, tmp_path: Path) -> None:
         """Whatever the command line says, the run had other options than this version's files."""
         content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
-        del content["config"]["data"]["unknown_share"]
+        del content["config"]["data"]["vocabulary"]["unknown_rate"]
         torch.save(content, tmp_path / "old.ckpt")
-        message = (
-            rf"data.unknown_share is None in .* Another version of mtl than this one, {mtl.__version__}, trained it"
-        )
+        message = rf"unknown_rate is None in .* Another version of mtl than this one, {mtl.__version__}, trained it"
         with pytest.raises(InputError, match=message):
             resume_small(tmp_path / "old.ckpt", tmp_path, "trainer.max_epochs=9")
 

@@ -28,7 +28,8 @@ SMALL = [
     "recipe.dropout=0",
     "recipe.batch_size=40",
     "~logger",
-    "data.split_column=part",
+    "data.split.by=column",
+    "data.split.column=part",
     "data.group_column=user",
 ]
 

@@ -202,7 +202,15 @@ def test_several_processes_equal_one(words: list[str], processes: int, tmp_path:
     )
     used = [name for name in ("click", "cart", "minutes", "rare") if any(f"{name}" in word for word in words)]
     frame.select("x", "city", "part", *used).write_parquet(tmp_path / "t.parquet")
-    words = [*BASE, *NARROW, "data=table", f"data.path={tmp_path}/t.parquet", "data.split_column=part", *words]
+    words = [
+        *BASE,
+        *NARROW,
+        "data=table",
+        f"data.path={tmp_path}/t.parquet",
+        "data.split.by=column",
+        "data.split.column=part",
+        *words,
+    ]
     words += ["recipe.dropout=0", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
     one, several = tmp_path / "one", tmp_path / "several"
     ended(fork(one, *words, "data.batch_size=40"))

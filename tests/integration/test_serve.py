@@ -48,7 +48,7 @@ COLUMNS = ("user", "age", "hour", "device")
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = ("gate=comet", f"data.tasks={TASKS}", "data.numeric=[age]")
+    words = ("gate=comet", f"data.tasks={TASKS}", "data.columns.age=number")
     return train_table(tmp_path_factory.mktemp("trained"), visits()[:300], *words) / "checkpoints" / "best.ckpt"
 
 

@@ -22,8 +22,12 @@ from tests.programs import LIMIT, Forked
 
 STEPS = 12  # of an epoch: 760 training rows in batches of 64
 WORDS = [
-    *("data=table_stream", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
-    *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
+    *("data=table", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
+    *(
+        "data.tasks={click: {kind: binary}, stars: {kind: regression}}",
+        "data.split.by=column",
+        "data.split.column=part",
+    ),
     *NARROW,
     *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5"),
 ]

@@ -20,10 +20,10 @@ from tests.integration.helpers import train_table
 ROWS = 300
 WORDS = [
     "data.tasks={click: {column: clicked, kind: binary}, minutes: {kind: regression}}",
-    'data.lists={tags: "|", been: {separator: "|", target: city}}',
-    "data.texts=[comment]",
+    'data.columns={tags: {kind: list, separator: "|"}, comment: text}',
+    'data.columns.been={kind: list, separator: "|", target: city}',
     "bottom=cross",
-    "data.on_bad=missing",
+    "data.on_invalid=missing",
     "gate=topk",
     "trainer.max_epochs=2",
 ]
@@ -108,9 +108,9 @@ def test_labels_with_decimal_commas_and_cells_that_count_as_empty(tmp_path: Path
         minutes=pl.col("minutes").cast(pl.String).str.replace(".", ",", literal=True).fill_null("n/a"),
         clicked=pl.col("clicked").fill_null("NULL"),
     )
-    with pytest.raises(InputError, match=r"'data.formats=\{minutes: \"1.234,5\"\}'"):
+    with pytest.raises(InputError, match=r"'data.columns=\{minutes: \{format: \"1.234,5\"\}\}'"):
         train_table(tmp_path, texts, WORDS[0])
-    words = ["data.weight_column=heavy", 'data.formats={minutes: "1.234,5", heavy: "1.234,5"}']
+    words = ["data.weight_column=heavy", 'data.columns={minutes: {format: "1.234,5"}, heavy: {format: "1.234,5"}}']
     folder = train_table(tmp_path, texts, WORDS[0], *words)
     model = mtl.load(folder / "checkpoints" / "best.ckpt", device="cpu")
     assert next(task for task in model.spec.tasks if task.name == "minutes").mean == pytest.approx(
@@ -119,5 +119,7 @@ def test_labels_with_decimal_commas_and_cells_that_count_as_empty(tmp_path: Path
     found = model.evaluate(texts)
     assert found == pytest.approx(model.evaluate(plain.with_columns(heavy=0.5)))
     assert found["minutes/mse"] > 0
-    with pytest.raises(InputError, match=r"data.formats.minutes=dd/mm/yyyy: the labels of task 'minutes' are no dates"):
-        train_table(tmp_path, texts, WORDS[0], "data.formats={minutes: dd/mm/yyyy}")
+    with pytest.raises(
+        InputError, match=r"data.columns.minutes.format=dd/mm/yyyy: the labels of task 'minutes' are no dates"
+    ):
+        train_table(tmp_path, texts, WORDS[0], "data.columns={minutes: {format: dd/mm/yyyy}}")

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.chained import tasks_filled_after
 
 import mtl
@@ -87,7 +86,7 @@ TASKS: dict[str, Any] = {"click": "binary", "cart": {"kind": "binary", "after": 
 def targets(frame: pl.DataFrame, folder: Path, tasks: Any = TASKS) -> dict[str, torch.Tensor]:
     frame.write_parquet(folder / "t.parquet")
     path = str(folder / "t.parquet")
-    data = TableDataModule(path, tasks, batch_size=8, split=[1, 0, 0], val_path=path, test_path=path)
+    data = TableDataModule(path, tasks, batch_size=8, split={"fractions": [1, 0, 0]}, val_path=path, test_path=path)
     data.setup()
     return data.splits["val"].targets
 
@@ -119,7 +118,7 @@ def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | Non
     held_out = rows[:100].with_columns(part=pl.Series(["val", "test"] * 50))
     tasks = TASKS | {"bought": {"kind": "binary", "after": "cart"}}
     pl.concat([rows, held_out]).write_parquet(tmp_path / "t.parquet")
-    options = {"tasks": tasks, "split_column": "part", "batch_size": 8, "eval_batch_size": 8}
+    options = {"tasks": tasks, "split": {"by": "column", "column": "part"}, "batch_size": 8, "eval_batch_size": 8}
     memory = TableDataModule(tmp_path / "t.parquet", **options)
     memory.setup()
     names, expected = list(tasks), memory.splits["train"].targets
@@ -131,7 +130,7 @@ def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | Non
         found = tasks_filled_after(memory.labels, memory.spec.tasks, lambda _, blocks=blocks: iter(blocks))
         assert found == memory.row_encoder.filled_after
     for window in (256, 1 << 20):
-        stream = TableStreamDataModule(tmp_path / "t.parquet", window_rows=window, **options)
+        stream = TableDataModule(tmp_path / "t.parquet", window_rows=window, **options)
         stream.setup()
         counts = {name: sum(int((~b.targets[name].isnan()).sum()) for b in stream.train_dataloader()) for name in names}
         assert counts == {name: int((~expected[name].isnan()).sum()) for name in names}

@@ -41,12 +41,12 @@ def test_a_split_by_time_or_by_user_is_advised(
     frame = pl.DataFrame({"user": [row % 40 for row in range(400)], "x": np.arange(400) / 7, "y": [0, 1, 1, 0] * 100})
     frame.write_csv("plain.csv")
     out = columns(capsys, "plain.csv", "y")
-    assert "user has 10.0 rows each: to test on new ones, set data.split_by=group 'data.group_column=user'" in out
+    assert "user has 10.0 rows each: to test on new ones, set data.split.by=group 'data.split.column=user'" in out
     assert "dates" not in out
     dated = frame.drop("user").with_columns(day=pl.date(2026, 1, 1) + pl.duration(days=pl.int_range(400)))
     dated.write_csv("dated.csv")
     out = columns(capsys, "dated.csv", "y")
-    assert "later rows than those of the training, set data.split_by=time 'data.time_column=day'" in out
+    assert "later rows than those of the training, set data.split.by=time 'data.split.column=day'" in out
     assert "split_by=group" not in out
 
 
@@ -58,7 +58,7 @@ def test_labels_with_decimal_commas_or_bad_cells(
     pl.DataFrame({"x": range(100), "days": [*days[:90], *["n/a"] * 10]}).write_csv("rows.csv")
     columns(capsys, "rows.csv", "days")
     options = written("my_conf/data/rows.yaml")
-    assert options["formats"] == {"days": "1.234,5"}
+    assert options["columns"]["days"] == {"format": "1.234,5"}
     assert options["tasks"] == {"days": {"column": "days", "kind": "regression"}}
     assert options["path"] == "rows.csv"
     pl.DataFrame({"x": range(100), "days": [*days[:99], "soon"]}).write_csv("rows.csv")
@@ -130,7 +130,7 @@ def test_names_of_columns_are_never_interpolations_or_other_yaml(
     cfg = accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=oc"])
     for _ in range(2):
         data = build_data(cfg)
-        assert {*data.given.columns, *data.ignore} == {*NAMES} - {"???", "${new_folder:made}"}
+        assert {*data.options.named, *data.ignore} == {*NAMES} - {"???", "${new_folder:made}"}
         assert {task.column for task in data.labels} == {"???", "${new_folder:made}", "y"}
         assert data.paths == {"train": Path("${oc.env:HOME}.csv")}
         data.setup()
@@ -166,8 +166,8 @@ def test_advised_texts_and_categories_are_inputs_beside_the_written_options(
     table = {"order_id": [f"A{row}" for row in range(200)], "comment": [" ".join(row) for row in words]}
     pl.DataFrame(table | {"country": "GB", "plan": ["a", "b"] * 100, "y": [0, 1, 1, 0] * 50}).write_csv("t.csv")
     out = " ".join(columns(capsys, "t.csv", "y").split())
-    advised = re.findall(r"set '(data\.(?:texts|categorical)=\S+)'", out)
-    assert sorted(advised) == ["data.categorical=[order_id]", "data.texts=[comment]"]
+    advised = re.findall(r"set '(data\.columns=[^']+)'", out)
+    assert sorted(advised) == ["data.columns={comment: text}", "data.columns={order_id: category}"]
     data = build_data(accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=t", *advised]))
     data.setup()
     assert {"order_id", "comment", "plan"} == {*data.row_encoder.columns}

@@ -20,7 +20,11 @@ from mtl.checks import InputError
 
 TASKS = {"click": "binary", "minutes": "regression", "plan": "multiclass"}
 GIVEN: dict[str, Any] = {
-    **{"progress": False, "max_epochs": 1, "lists": {"seen": {"separator": "|", "target": "item"}}, "dates": ["day"]},
+    **{
+        "progress": False,
+        "max_epochs": 1,
+        "columns": {"day": "date", "seen": {"kind": "list", "separator": "|", "target": "item"}},
+    },
     "options": {"recipe.expert_units": [8], "recipe.head_units": [8], "threads": 1, "baseline": "none"},
 }
 
@@ -96,7 +100,7 @@ def test_each_day_goes_on_from_the_last_one(first: tuple[Path, dict[str, Any]], 
 def test_rare_new_categories_stay_unknown(first: tuple[Path, dict[str, Any]]) -> None:
     folder, given = first
     rows = day(1).with_columns(user=pl.when(pl.int_range(pl.len()) < 1).then(pl.lit("once")).otherwise("user"))
-    model = mtl.fit(rows, TASKS, start_from=str(folder), min_count=2, **given)
+    model = mtl.fit(rows, TASKS, start_from=str(folder), vocabulary={"min_count": 2}, **given)
     assert "once" not in model.encoder.categorical["user"].values
 
 
@@ -139,9 +143,9 @@ def test_tasks_are_those_of_the_run_unless_they_are_given(first: tuple[Path, dic
     ("options", "message"),
     [
         ({"ignore": ["age"]}, "data: age is ignored, .*, but is an input of the run of start_from"),
-        ({"categorical": ["age"]}, "data: categorical=age is not"),
-        ({"texts": ["user"]}, "data: texts=user is not"),
-        ({"formats": {"day": "dd/mm/yyyy"}}, "data: formats.day is not"),
+        ({"columns": {"age": "category"}}, "data: columns.age.kind=category is not"),
+        ({"columns": {"user": "text"}}, "data: columns.user.kind=text is not"),
+        ({"columns": {"day": {"format": "dd/mm/yyyy"}}}, "data: columns.day.format=dd/mm/yyyy is not"),
     ],
 )
 def test_options_that_the_encoding_contradicts_are_one_message(
@@ -217,7 +221,7 @@ def test_the_constant_is_that_of_the_new_rows(first: tuple[Path, dict[str, Any]]
         split=pl.when(pl.int_range(pl.len()) < 200).then(pl.lit("train")).otherwise(pl.lit("test"))
     )
     rows = rows.with_columns(split=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit("val")).otherwise("split"))
-    model = mtl.fit(rows, TASKS, start_from=str(folder), split_column="split", **given)
+    model = mtl.fit(rows, TASKS, start_from=str(folder), split={"by": "column", "column": "split"}, **given)
     train = rows.filter(split="train")
     click, minutes, plan = (task.constant for task in model.spec.tasks)
     share = float(np.mean(train["click"].to_numpy()))
@@ -239,9 +243,9 @@ def continued(
         rows.write_csv(path)
         return TableDataModule(path, batch_size=8, val_path=path, test_path=path, **given)
 
-    before = data(first, tasks=earlier, lists={"seen": "|"})
+    before = data(first, tasks=earlier, columns={"seen": {"kind": "list", "separator": "|"}})
     before.setup()
-    after = data(second, **{"tasks": earlier, "lists": {"seen": "|"}} | options)
+    after = data(second, **{"tasks": earlier, "columns": {"seen": {"kind": "list", "separator": "|"}}} | options)
     after.continue_from(before.state_dict())
     after.setup()
     return after
@@ -256,7 +260,7 @@ FIRST = lists_day(["a|b", "b", "a", ""] * 5)
 
 def test_an_element_of_a_list_counts_once_in_a_row(tmp_path: Path) -> None:
     second = lists_day(["c|c|c", "d", "d|a", ""] * 2)
-    encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, min_count=3).row_encoder
+    encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, vocabulary={"min_count": 3}).row_encoder
     assert encoder is not None
     assert encoder.elements["seen"].vocabulary.values == ["a", "b", "d"]
 
@@ -265,8 +269,16 @@ def test_a_day_fills_up_the_categories_and_lengthens_lists_up_to_the_options(tmp
     second = lists_day(["c|d|a|e", "d", "d|b", ""] * 2)
     for options, values, length in (
         ({}, ["a", "b", "c", "d", "e"], 2),
-        ({"max_categories": 3, "max_length": 3}, ["a", "b", "d"], 3),
-        ({"max_categories": 1, "max_length": 1}, ["a", "b"], 1),
+        (
+            {"columns": {"seen": {"kind": "list", "separator": "|", "max_length": 3}}, "vocabulary": {"max_size": 3}},
+            ["a", "b", "d"],
+            3,
+        ),
+        (
+            {"columns": {"seen": {"kind": "list", "separator": "|", "max_length": 1}}, "vocabulary": {"max_size": 1}},
+            ["a", "b"],
+            1,
+        ),
     ):
         encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, **options).row_encoder
         assert encoder is not None
@@ -275,11 +287,13 @@ def test_a_day_fills_up_the_categories_and_lengthens_lists_up_to_the_options(tmp
 
 
 def test_lists_are_read_as_before_and_labels_in_the_format_of_the_day(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data: lists.seen.separator=; is not as in the run of start_from"):
-        continued(tmp_path, {"click": "binary"}, FIRST, FIRST, lists={"seen": ";"})
+    with pytest.raises(InputError, match=r"data: columns.seen.separator=; is not as in the run of start_from"):
+        continued(tmp_path, {"click": "binary"}, FIRST, FIRST, columns={"seen": {"kind": "list", "separator": ";"}})
     rows = FIRST.with_columns(price=pl.Series(["1,5", "2,5"] * 10))
     tasks = {"click": "binary", "price": "regression"}
-    data = continued(tmp_path, tasks, rows.with_columns(price=pl.lit(2.0)), rows, formats={"price": "1.234,5"})
+    data = continued(
+        tmp_path, tasks, rows.with_columns(price=pl.lit(2.0)), rows, columns={"price": {"format": "1.234,5"}}
+    )
     assert data.splits["train"].targets["price"].tolist() == [1.5, 2.5] * 10
 
 

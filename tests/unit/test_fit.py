@@ -86,7 +86,7 @@ def test_endings_of_new_words_are_learnt() -> None:
     texts = [f"{a} {b} {c}{'ing' if y else 'ed'} {d}" for (a, b, c, d), y in zip(stems, labels, strict=True)]
     frame = pl.DataFrame({"comment": texts, "noise": draw.normal(size=rows), "y": labels})
     options = QUICK | {"max_epochs": 20, "lr": 0.03}
-    without, read = (mtl.fit(frame, {"y": "binary"}, texts=names, **options) for names in ([], ["comment"]))
+    without, read = (mtl.fit(frame, {"y": "binary"}, columns=c, **options) for c in ({}, {"comment": "text"}))
     assert without.metrics["y/auroc"] < 0.7
     assert read.metrics["y/auroc"] > 0.95
     assert read.importance(frame)["column"][0] == "comment"
@@ -137,7 +137,7 @@ def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
     rows = visits().rename(names).with_columns(plan=pl.col("plan").replace("gold", "???"))
     tasks = {"clicked": {"kind": "binary", "column": r"\${x}"}, "plan": {"kind": "multiclass", "metrics": ["accuracy"]}}
     tasks["plan"] |= {"class_weights": {"???": 2.0}}
-    model = mtl.fit(rows, tasks, numeric=["???"], ignore=["${new_folder:made}"], **QUICK)
+    model = mtl.fit(rows, tasks, columns={"???": "number"}, ignore=["${new_folder:made}"], **QUICK)
     assert set(model.columns) == {"${oc.env:HOME}", "city", "???"}
     assert model.spec.tasks[1].class_weights == (2.0, 1.0, 1.0)
     for wrong, message in (
@@ -222,10 +222,10 @@ def test_patterns_stand_for_columns(tmp_path: Path) -> None:
 def test_a_run_in_a_folder_has_its_page_and_options_of_sections(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {**SMALL, "data": {"on_bad": "missing"}, "optimizer": {"lr": 0.02}}
+    options = {**SMALL, "data": {"on_invalid": "missing"}, "optimizer": {"lr": 0.02}}
     mtl.fit(visits(), TASKS, folder=tmp_path / "run", **QUICK | {"report": True, "options": options})
     words = read_json(tmp_path / "run" / "command.json")["overrides"]
-    assert {"data.on_bad", "optimizer.lr", "report"} <= {word.partition("=")[0] for word in words}
+    assert {"data.on_invalid", "optimizer.lr", "report"} <= {word.partition("=")[0] for word in words}
     assert "Where it is wrong" in (tmp_path / "run" / "report.html").read_text()
     report([str(tmp_path / "run")])
     assert "cannot be read again, so what needs them is left out: they were in memory" in capsys.readouterr().out
@@ -507,6 +507,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"options": {"optimizer": {"lr": 1e-3}, "optimizer.lr": 1e-2}},
         "optimizer.lr is given twice, by a keyword or in options",
     ),
+    "fractions in two ways": ({"test": 0.2, "split": {"fractions": [0.8, 0.1, 0.1]}}, "fractions are given twice"),
     "config_dir": ({"config_dir": "nothing"}, "config_dir=nothing: no such folder"),
     "resume": ({"resume": "nothing"}, "checkpoint nothing: no such file"),
     "no file": ({"frame": "nowhere.csv"}, "nowhere.csv"),

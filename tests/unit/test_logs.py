@@ -72,7 +72,7 @@ def test_the_archive_of_uci_is_unpacked_if_the_user_trusts_it(tmp_path: Path) ->
 def test_kuairand_is_split_by_time(log: str, tmp_path: Path) -> None:
     root = tmp_path / "[a]*"  # is no pattern
     write_kuairand(root / "KuaiRand-Pure" / "data")
-    data = ready(KuaiRandDataModule, root, log=log, split=[0.5, 0.25, 0.25])
+    data = ready(KuaiRandDataModule, root, log=log, split={"fractions": [0.5, 0.25, 0.25]})
     rows = 120 if log == "standard" else 60
     assert [len(part) for part in data.splits.values()] == [rows // 2, rows // 4, rows // 4]
     few = ready(KuaiRandDataModule, root, log=log, tasks=["long_view", "is_click"])  # other feedback is no input

@@ -207,7 +207,7 @@ def test_rounded_categories_are_one_message(tmp_path: Path) -> None:
     """pandas turns whole numbers with an empty cell into Float64, which rounds large ones."""
     rows = pl.DataFrame({"user": [BIG + number % 4 for number in range(40)], "y": [0, 1] * 20})
     rows.write_parquet(tmp_path / "t.parquet")
-    data = TableDataModule(tmp_path / "t.parquet", {"y": "binary"}, categorical=["user"], batch_size=8)
+    data = TableDataModule(tmp_path / "t.parquet", {"y": "binary"}, columns={"user": "category"}, batch_size=8)
     encoder = loaded(data).row_encoder
     with pytest.raises(InputError, match=r"rows, column 'user': .* beyond 2\^53, which have lost .* read it as text"):
         encoder.encode(rows.with_columns(pl.col("user").cast(float)), "rows")

@@ -46,7 +46,7 @@ def rows(count: int) -> pl.DataFrame:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slices")
     rows(4000).write_csv(folder / "rows.csv")
-    given = {"slices": ["place", "x"], "split": [0.6, 0.1, 0.3], "report": True, "options": OPTIONS}
+    given = {"slices": ["place", "x"], "split": {"fractions": [0.6, 0.1, 0.3]}, "report": True, "options": OPTIONS}
     tasks = {"buys": "binary", "minutes": "regression"}
     mtl.fit(folder / "rows.csv", tasks, folder=folder / "run", max_epochs=3, progress=False, **given)
     return folder / "run"

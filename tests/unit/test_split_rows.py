@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.row_source import Block, RowSource
 
 from mtl.checks import InputError
@@ -27,7 +26,7 @@ TIMES = {
     "Unix times": pl.Series(HOURS).dt.timestamp("ms") // 1000,
     "numbers": pl.Series(ORDER / 4),
 }
-WAYS = {"csv": (TableDataModule, {}), "stream": (TableStreamDataModule, {"window_rows": 640})}
+WAYS = {"csv": {}, "stream": {"window_rows": 640}}
 
 
 def split(folder: Path, way: str, change: dict[str, Any], **options: Any) -> dict[str, pl.DataFrame]:
@@ -35,8 +34,7 @@ def split(folder: Path, way: str, change: dict[str, Any], **options: Any) -> dic
     frame = pl.DataFrame({"n": ORDER, "y": [row % 2 for row in range(ROWS)]} | change)
     path = folder / f"t.{'csv' if way == 'csv' else 'parquet'}"
     frame.write_csv(path) if way == "csv" else frame.write_parquet(path)
-    make, own = WAYS[way]
-    data = make(path=path, tasks={"y": "binary"}, batch_size=8, **own, **options)
+    data = TableDataModule(path=path, tasks={"y": "binary"}, batch_size=8, **WAYS[way], **options)
     found = {}
     for name, part in data.split_rows().items():
         blocks = [block for block, _ in part.frames(frame.columns)]
@@ -47,7 +45,9 @@ def split(folder: Path, way: str, change: dict[str, Any], **options: Any) -> dic
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", TIMES)
 def test_training_rows_come_before_validation_rows_before_test_rows(kind: str, way: str, tmp_path: Path) -> None:
-    found = split(tmp_path, way, {"at": TIMES[kind]}, split_by="time", time_column="at", split=[0.6, 0.2, 0.2])
+    found = split(
+        tmp_path, way, {"at": TIMES[kind]}, split={"by": "time", "column": "at", "fractions": [0.6, 0.2, 0.2]}
+    )
     assert sum(map(len, found.values())) == ROWS
     if kind == "dates":  # rows of one day stay together
         assert [sorted(part["n"]) for part in found.values()] == [[*range(360)], [*range(360, 480)], [*range(480, 600)]]
@@ -58,7 +58,7 @@ def test_training_rows_come_before_validation_rows_before_test_rows(kind: str, w
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_of_one_time_stay_together_and_those_in_a_gap_are_left_out(way: str, tmp_path: Path) -> None:
     days = {"at": pl.Series(HOURS).dt.date(), "day": ORDER // 24}
-    found = split(tmp_path, way, days, split_by="time", time_column="at", split=[0.5, 0.25, 0.25], split_gap=2)
+    found = split(tmp_path, way, days, split={"by": "time", "column": "at", "fractions": [0.5, 0.25, 0.25], "gap": 2})
     assert {name: (part["day"].cast(int).min(), part["day"].cast(int).max()) for name, part in found.items()} == {
         "train": (0, 11),
         "val": (14, 17),
@@ -69,9 +69,9 @@ def test_rows_of_one_time_stay_together_and_those_in_a_gap_are_left_out(way: str
 @pytest.mark.parametrize(
     "options",
     [
-        {"split_by": "time", "time_column": "at"},
-        {"split_by": "group", "group_column": "user"},
-        {"split_column": "part"},
+        {"split": {"by": "time", "column": "at"}},
+        {"split": {"by": "group", "column": "user"}},
+        {"split": {"by": "column", "column": "part"}},
     ],
     ids=["time", "group", "column"],
 )
@@ -81,9 +81,9 @@ def test_an_epoch_of_a_stream_does_not_read_what_split_the_rows(
     columns = {"at": ORDER / 4, "user": ORDER % 150, "part": np.array(["train", "val", "test"])[ORDER % 3]}
     frame = pl.DataFrame({"n": ORDER, "y": ORDER % 2} | columns)
     frame.write_parquet(tmp_path / "t.parquet")
-    ignored = [name for name in columns if name not in options.values()]
-    make, window = WAYS["stream"]
-    data = loaded(make(tmp_path / "t.parquet", {"y": "binary"}, batch_size=8, ignore=ignored, **window, **options))
+    ignored = [name for name in columns if name != options["split"]["column"]]
+    options |= {"ignore": ignored, "batch_size": 8, **WAYS["stream"]}
+    data = loaded(TableDataModule(tmp_path / "t.parquet", {"y": "binary"}, **options))
     read, requested = RowSource.read, []
 
     def recording(source: RowSource, block: Block, wanted: Sequence[str]) -> pl.DataFrame:
@@ -103,7 +103,7 @@ def test_the_format_of_dates_follows_from_all_files(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     rows[:28].write_csv(tmp_path / "t" / "1.csv")
     rows[28:].write_csv(tmp_path / "t" / "2.csv")
-    options = {"split_by": "time", "time_column": "at", "split": [0.5, 0.25, 0.25], "batch_size": 8}
+    options = {"split": {"by": "time", "column": "at", "fractions": [0.5, 0.25, 0.25]}, "batch_size": 8}
     found = TableDataModule(path=tmp_path / "t", tasks={"y": "binary"}, **options).split_rows()
     parts = {name: pl.concat([frame for frame, _ in part.frames(["n"])]) for name, part in found.items()}
     assert [len(part) for part in parts.values()] == [16, 8, 8]
@@ -113,12 +113,12 @@ def test_the_format_of_dates_follows_from_all_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_all_rows_of_a_group_are_in_one_split(way: str, tmp_path: Path) -> None:
     users = {"user": [f"u{row % 150}" for row in range(ROWS)]}
-    found = split(tmp_path, way, users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2])
+    found = split(tmp_path, way, users, split={"by": "group", "column": "user", "fractions": [0.6, 0.2, 0.2]})
     groups = {name: set(part["user"]) for name, part in found.items()}
     assert sum(map(len, groups.values())) == 150
     assert groups["train"] | groups["val"] | groups["test"] == set(users["user"])
     assert {name: len(users) for name, users in groups.items()} == {"train": 90, "val": 30, "test": 30}
-    other = split(tmp_path, way, users, split_by="group", group_column="user", split=[0.6, 0.2, 0.2], seed=1)
+    other = split(tmp_path, way, users, split={"by": "group", "column": "user", "fractions": [0.6, 0.2, 0.2]}, seed=1)
     assert set(other["test"]["user"]) != groups["test"]
 
 
@@ -126,10 +126,10 @@ def test_all_rows_of_a_group_are_in_one_split(way: str, tmp_path: Path) -> None:
     "options",
     [
         {},
-        {"split": [0.5, 0.3, 0.2], "seed": 1},
-        {"split_by": "time", "time_column": "at", "split_gap": 2.0},
-        {"split_by": "group", "group_column": "user"},
-        {"split_column": "part"},
+        {"split": {"fractions": [0.5, 0.3, 0.2]}, "seed": 1},
+        {"split": {"by": "time", "column": "at", "gap": 2.0}},
+        {"split": {"by": "group", "column": "user"}},
+        {"split": {"by": "column", "column": "part"}},
     ],
     ids=["random", "seed", "time", "group", "column"],
 )
@@ -141,7 +141,7 @@ def test_streams_are_split_as_tables_in_memory(options: dict[str, Any], tmp_path
     assert {name: part["n"].to_list() for name, part in memory.items()} == {
         name: part["n"].to_list() for name, part in stream.items()
     }
-    if "split" in options or not options:
+    if not options or "fractions" in options["split"]:
         assert [int(part["y"].cast(int).sum()) for part in stream.values()] == ([10, 6, 4] if options else [16, 2, 2])
 
 
@@ -149,17 +149,17 @@ def test_streams_are_split_as_tables_in_memory(options: dict[str, Any], tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split_by": "time"}, "data.split_by=time: name the column, as in data.time_column=NAME"),
-        ({"split_by": "group"}, "data.split_by=group: name the column, as in data.group_column=NAME"),
-        ({"time_column": "at"}, "data.time_column=at: it needs data.split_by=time"),
-        ({"split_gap": 2.0}, "data.split_gap=2.0: it needs data.split_by=time"),
-        ({"split_by": "time", "time_column": "at", "split_column": "n"}, "leave out it or data.split_column"),
-        ({"split_by": "time", "time_column": "att"}, r"no column 'att' \(did you mean 'at'"),
-        ({"split_by": "time", "time_column": "gaps"}, "column 'gaps', row 2: None: data.split_by=time needs"),
-        ({"split_by": "group", "group_column": "gaps"}, "column 'gaps', row 2: None: data.split_by=group needs"),
-        ({"split_by": "group", "group_column": "blank"}, "column 'blank', row 2: None: data.split_by=group needs"),
-        ({"split_by": "time", "time_column": "word"}, "column 'word', row 1: 'x' is not a date"),
-        ({"split_by": "time", "time_column": "same"}, "data.split leaves none for train"),
+        ({"split": {"by": "time"}}, r"split={.*}: name the column, as in data.split.column=NAME"),
+        ({"split": {"by": "group"}}, r"split={.*}: name the column, as in data.split.column=NAME"),
+        ({"split": {"column": "at"}}, r"split={.*}: column is for by=time, group or column"),
+        ({"split": {"gap": 2.0}}, r"split={.*}: gap is for by=time"),
+        ({"split": {"by": "days", "column": "at"}}, r"split.by=days: must be 'random', 'time', 'group' or 'column'"),
+        ({"split": {"by": "time", "column": "att"}}, r"no column 'att' \(did you mean 'at'"),
+        ({"split": {"by": "time", "column": "gaps"}}, "column 'gaps', row 2: None: data.split.by=time needs"),
+        ({"split": {"by": "group", "column": "gaps"}}, "column 'gaps', row 2: None: data.split.by=group needs"),
+        ({"split": {"by": "group", "column": "blank"}}, "column 'blank', row 2: None: data.split.by=group needs"),
+        ({"split": {"by": "time", "column": "word"}}, "column 'word', row 1: 'x' is not a date"),
+        ({"split": {"by": "time", "column": "same"}}, "data.split.fractions leaves none for train"),
     ],
 )
 def test_errors(options: dict[str, Any], message: str, way: str, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.described import suggest_column_options
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.kinds import is_named
@@ -27,15 +26,19 @@ LABEL = pl.Series("y", [0, 1, 1, 0, 1] * (ROWS // 5))
 DAYS = [datetime(2024 + i % 2, 1 + i % 12, 1 + i % 28) for i in range(ROWS)]
 
 
-def learnt(columns: Any, folder: Path, suffix: str = "csv", label: pl.Series = LABEL, **options: Any) -> Any:
+def learnt(cells: Any, folder: Path, suffix: str = "csv", label: pl.Series = LABEL, **options: Any) -> Any:
     """Return the data module of a table; all its rows are training rows."""
-    frame = pl.DataFrame(columns).with_columns(label)
+    frame = pl.DataFrame(cells).with_columns(label)
     path = folder / f"t.{suffix}"
     frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
-    kind = TableDataModule if suffix == "csv" else TableStreamDataModule
-    same = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path)}
+    same = {
+        "window_rows": None if suffix == "csv" else 1 << 20,
+        "split": {"fractions": [1, 0, 0]},
+        "val_path": str(path),
+        "test_path": str(path),
+    }
     tasks = options.pop("tasks", {"y": {"kind": "regression" if label.dtype.is_float() else "binary"}})
-    return loaded(kind(str(path), tasks, batch_size=32, **same, **options))
+    return loaded(TableDataModule(str(path), tasks, batch_size=32, **same, **options))
 
 
 KINDS: dict[str, tuple[list[Any], str]] = {  # of a column with this name: its cells, and what it is taken for
@@ -87,11 +90,12 @@ QUESTIONS: dict[str, tuple[list[str], str]] = {
     "may be day or month": (
         ["03/03/2024", "03/04/2024", "05/06/2024", "11/12/2024"] * 50,
         r"row 2: '03/04/2024' may be written as dd/mm/yyyy or mm/dd/yyyy, and no other cell tells: give "
-        r"'data.formats=\{c: dd/mm/yyyy\}' or mm/dd/yyyy",
+        r"'data.columns=\{c: \{format: dd/mm/yyyy\}\}' or mm/dd/yyyy",
     ),
     "may be thousands": (
         ["12", "1,234", "25,500", "7"] * 50,
-        r"row 2: '1,234' may be written as 1,234.5 or 1.234,5, .* 'data.formats=\{c: \"1,234.5\"\}' or \"1.234,5\"",
+        r"row 2: '1,234' may be written as 1,234.5 or 1.234,5, .* "
+        r"'data.columns=\{c: \{format: \"1,234.5\"\}\}' or \"1.234,5\"",
     ),
 }
 
@@ -103,10 +107,10 @@ def test_columns_that_can_be_read_in_two_ways_are_asked_about(name: str, tmp_pat
     with pytest.raises(InputError, match=message):
         learnt({"c": cells, "x": range(ROWS)}, tmp_path)
     assert re.search(r"^c +\? ", caplog.text, re.MULTILINE)  # the table of columns is shown
-    options = {"formats": {"c": "1.234,5" if name == "may be thousands" else "mm/dd/yyyy"}}
-    encoder = learnt({"c": cells, "x": range(ROWS)}, tmp_path, **options).row_encoder
+    form = "1.234,5" if name == "may be thousands" else "mm/dd/yyyy"
+    encoder = learnt({"c": cells, "x": range(ROWS)}, tmp_path, columns={"c": {"format": form}}).row_encoder
     assert "c" in encoder.columns
-    assert encoder.formats == options["formats"]
+    assert encoder.formats == {"c": form}
 
 
 def test_dates_in_two_formats_are_named(tmp_path: Path) -> None:
@@ -125,10 +129,10 @@ def test_values_that_differ_only_in_case_or_spaces_are_named(tmp_path: Path, cap
 
 def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:
     columns = {name: KINDS[name][0] for name in ("weight", "signup", "income")}
-    encoder = learnt(columns, tmp_path, numeric=["weight"], dates=["signup"]).row_encoder
+    encoder = learnt(columns, tmp_path, columns={"weight": "number", "signup": "date"}).row_encoder
     assert encoder.formats == {"weight": "1,234.5 kg", "signup": "dd/mm/yyyy"}
-    with pytest.raises(InputError, match=r"data.formats.signup=d/m/y: give a date such as dd/mm/yyyy, "):
-        learnt(columns, tmp_path, formats={"signup": "d/m/y"})
+    with pytest.raises(InputError, match=r"columns.signup.format=d/m/y: must be a date such as dd/mm/yyyy, "):
+        learnt(columns, tmp_path, columns={"signup": {"format": "d/m/y"}})
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "userId", "movieid", "zip code", "Order Key", "user", "Unnamed: 0"])
@@ -162,7 +166,7 @@ def test_outliers_do_not_squeeze_the_other_numbers(tmp_path: Path) -> None:
     assert bounds_of(pl.Series(plain)) == pytest.approx((-94, 190), abs=3)
     label = pl.Series("y", [0, 1] * 5_000)
     cells = {"x": [1e9 if i == 77 else value + 0.5 for i, value in enumerate(plain)], "same": plain}
-    data = learnt(cells, tmp_path, label=label, numeric=["same"])
+    data = learnt(cells, tmp_path, label=label, columns={"same": "number"})
     x, same = (data.row_encoder.numeric[name] for name in ("x", "same"))
     assert same.bounds is None
     assert x.std == pytest.approx(same.std, rel=0.01)
@@ -252,14 +256,14 @@ def test_very_wide_tables_show_some_columns_and_every_warning(tmp_path: Path, ca
 
 
 def test_a_repeated_number_is_read_as_a_number(tmp_path: Path) -> None:
-    """Also if the column is named both as categories and as numbers, as ``mtl columns`` writes it."""
+    """Also if the column is given as a number with ids, as ``mtl columns`` writes it."""
     cells = [f"{1 + i % 5} kg" for i in range(ROWS)]
     columns = {"stars": cells, "x": [i + 0.5 for i in range(ROWS)]}
     encoder = learnt(columns, tmp_path).row_encoder
-    assert encoder == learnt(columns, tmp_path, categorical=["stars"], numeric=["stars"]).row_encoder
+    assert encoder == learnt(columns, tmp_path, columns={"stars": {"kind": "number", "ids": True}}).row_encoder
     assert encoder.formats == {"stars": "1,234.5 kg"}
     with pytest.raises(InputError, match="'many' is not a number"):
         encoder.encode(pl.DataFrame({"stars": ["many"], "x": [0.5]}), "rows")
     written = suggest_column_options(tmp_path / "t.csv", ["y"], "t", tmp_path)
-    for option in ("categorical: [stars]", "numeric: [stars, x]", "formats: {stars: "):
+    for option in ("stars: {kind: number, ids: true, format: ", "x: number"):
         assert option in written

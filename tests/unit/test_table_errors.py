@@ -19,7 +19,6 @@ import polars as pl
 import pytest
 from mtl.data_modules.files import reading
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables import row_source
 from mtl.data_modules.tables.encoder import NUMERIC
 from mtl.data_modules.tables.row_source import RowSource
@@ -39,8 +38,8 @@ ENDS: dict[str, Callable[[], bytes]] = {  # the same table in each format
 
 
 def module(path: Path | str | None, tasks: Any = TASKS, streamed: bool = False, **options: Any) -> Any:
-    kind = TableStreamDataModule if streamed else TableDataModule
-    return loaded(kind(None if path is None else str(path), tasks, **{"batch_size": 8} | options))
+    options = {"batch_size": 8, "window_rows": 1 << 20 if streamed else None} | options
+    return loaded(TableDataModule(None if path is None else str(path), tasks, **options))
 
 
 def rows(data: TableDataModule) -> int:
@@ -114,7 +113,7 @@ TEXTS = {  # content of t.csv: the message
 def test_bad_texts(name: str, tmp_path: Path) -> None:
     content, message = TEXTS[name]
     path = save(tmp_path / "t.csv", content)
-    found = refusal(path, split=[1, 0, 0], val_path=str(path), test_path=str(path))
+    found = refusal(path, split={"fractions": [1, 0, 0]}, val_path=str(path), test_path=str(path))
     assert message in found
 
 
@@ -134,7 +133,7 @@ def test_bad_labels_are_errors_whatever_on_bad_says(
 ) -> None:
     labels = [*["3.5", "2"] * 3, value, *["2"] * 33]
     path = save(tmp_path / "t.parquet", parquet(pl.DataFrame({"a": [row + 0.5 for row in range(40)], "y": labels})))
-    files = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path), "on_bad": "missing"}
+    files = {"split": {"fractions": [1, 0, 0]}, "on_invalid": "missing", "val_path": str(path), "test_path": str(path)}
     found = refusal(path, {"y": {"kind": "regression"} | options}, streamed=streamed, **files)
     assert f"t.parquet, column 'y', row 7: {value!r}{message}" in found
 
@@ -163,31 +162,40 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"tasks": {"y": {"kind": "binary", "where": "z"}, "z": {"kind": "binary", "where": "y"}}},
         "data.tasks.y.where: y where z where y is a circle",
     ),
-    ({"split": [0.9, 0.1, 0]}, "data.split="),
-    ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
-    ({"split_column": "city", "test_path": "x.csv"}, "one or the other"),
-    ({"split_column": "city"}, "column 'city', row 1: 'Bern'; accepted are train, val, test"),
-    ({"split_column": "b"}, "column 'b': no row is marked (val|test)"),
-    ({"split": [0.9999998, 1e-7, 1e-7]}, "of its 40 rows, data.split leaves none for"),
-    ({"numeric": ["city"]}, r"column 'city', row \d+: 'Bern' is not a number"),
-    ({"categorical": ["a"], "dates": ["a"]}, "a is named more than once"),
-    ({"lists": {"a": {"target": "b"}}, "ignore": ["b"]}, "b is named more than once"),
-    ({"categorical": ["cty"]}, r"t.parquet has no column 'cty' \(did you mean 'city'"),
-    ({"lists": {"a": {"target": "b"}}, "numeric": ["b"]}, "b is named more than once"),
-    ({"lists": {"a": {"target": "bb"}}}, "t.parquet has no column 'bb' .did you mean 'b'"),
-    ({"lists": {"a": {"target": "y"}}}, "its column 'y' is also named as an input"),
-    ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
-    ({"texts": ["a"]}, "column 'a', row 1: 0.5 is not text, nor is any other cell of the column"),
-    ({"texts": ["city"], "categorical": ["city"]}, "city is named more than once"),
-    ({"texts": ["city"], "ignore": ["city"]}, "city is named more than once"),
-    ({"lists": {"city": " "}, "ignore": ["city"]}, "city is named more than once"),
+    ({"split": {"fractions": [0.9, 0.1, 0]}}, "data.split.fractions="),
+    ({"split": {"fractions": [0, 0.5, 0.5]}, "test_path": "{0}/t.parquet"}, "data.split.fractions="),
+    ({"split": {"by": "column", "column": "city"}, "test_path": "x.csv"}, "one or the other"),
+    ({"split": {"by": "column", "column": "city"}}, "column 'city', row 1: 'Bern'; accepted are train, val, test"),
+    ({"split": {"by": "column", "column": "b"}}, "column 'b': no row is marked (val|test)"),
+    ({"split": {"fractions": [0.9999998, 1e-7, 1e-7]}}, "of its 40 rows, data.split.fractions leaves none for"),
+    ({"columns": {"city": "number"}}, r"column 'city', row \d+: 'Bern' is not a number"),
+    ({"columns": {"a": {"kind": "date", "ids": True}}}, "columns.a={.*}: ids is for kind=number"),
+    (
+        {"columns": {"a": {"kind": "list", "target": "b"}}, "ignore": ["b"]},
+        "data.columns, data.ignore: b is named in both",
+    ),
+    ({"columns": {"cty": "category"}}, r"t.parquet has no column 'cty' \(did you mean 'city'"),
+    (
+        {"columns": {"b": "number", "a": {"kind": "list", "target": "b"}}},
+        "data.columns.b: a is compared with it, so its kind is category",
+    ),
+    ({"columns": {"a": {"kind": "list", "target": "bb"}}}, "t.parquet has no column 'bb' .did you mean 'b'"),
+    ({"columns": {"a": {"kind": "list", "target": "y"}}}, "its column 'y' is also named as an input"),
+    ({"columns": {"a": "date"}}, "column 'a', row 1: 0.5 is not a date"),
+    ({"columns": {"a": "text"}}, "column 'a', row 1: 0.5 is not text, nor is any other cell of the column"),
+    ({"columns": {"city": {"kind": "text", "separator": " "}}}, "columns.city={.*}: separator is for kind=list"),
+    ({"columns": {"city": "text"}, "ignore": ["city"]}, "data.columns, data.ignore: city is named in both"),
+    (
+        {"columns": {"city": {"kind": "list", "separator": " "}}, "ignore": ["city"]},
+        "data.columns, data.ignore: city is named in both",
+    ),
     ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
 ]
 ALONE = [  # of tables in memory
     ({"test_path": "{0}/less.csv"}, "less.csv lacks columns of .*t.parquet: a, city"),
     ({"weight_column": "city"}, "column 'city', row 1: 'Bern' is not a number"),
     ({"weight_column": "y"}, "data.tasks.y: its column 'y' is also named as a weight_column"),
-    ({"weight_column": "a", "numeric": ["a"]}, "data.weight_column=a: this column is also named as an input"),
+    ({"weight_column": "a", "columns": {"a": "number"}}, "data.weight_column=a: this column is also named as an input"),
     ({"weight_column": "w"}, "column 'w', row 1: -1.0 is not a weight, a number from 0 to 1e"),
     ({"weight_column": "zero"}, "column 'zero': all labels of task 'y' have weight 0"),
     ({"tasks": {"y": {"kind": "binary", "weight_column": "ww"}}}, "has no column 'ww'"),
@@ -195,12 +203,12 @@ ALONE = [  # of tables in memory
     ({"path": "{0}/d.xlsx"}, "accepted formats are .csv, .csv.gz, .tsv, .parquet"),
 ]
 STREAMED = [
-    ({"path": "{0}/a.csv"}, r"data=table_stream reads .parquet files; convert it with polars.scan_csv\('a.csv'\)"),
+    ({"path": "{0}/a.csv"}, r"data.window_rows reads .parquet files; convert it with polars.scan_csv\('a.csv'\)"),
     ({"window_rows": 0}, "window_rows=0"),
-    ({"path": "{0}/none.parquet"}, "none.parquet, of its 0 rows, data.split leaves none for train"),
+    ({"path": "{0}/none.parquet"}, "none.parquet, of its 0 rows, data.split.fractions leaves none for train"),
     (
         {"tasks": {"y": {"kind": "binary", "weight_column": "a"}}},
-        "weight_column: rows of data=table_stream",
+        "weight_column: rows that are read by data.window_rows have no weights",
     ),
 ]
 
@@ -268,7 +276,7 @@ def test_unsuitable_tasks_are_refused(tasks: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", ["", "ab", "\n", '"', "\xe9", ";"])
 def test_unsuitable_separators_are_refused(separator: Any, tmp_path: Path) -> None:
-    message = refusal(save(tmp_path / "t.csv", GOOD), separator=separator)
+    message = refusal(save(tmp_path / "t.csv", GOOD), csv={"separator": separator})
     assert "separator=" in message or separator == ";"  # which is not that of the file
 
 
@@ -306,7 +314,7 @@ def test_files_that_unpack_to_much_more_than_themselves_are_refused(
     message = refusal(tmp_path / "much.parquet")
     monkeypatch.setattr(row_source, "MEMORY", 4000 * (2 * 16 + 1))  # the cells alone would fit
     assert refusal(tmp_path / "much.parquet") == message
-    assert "4,000 rows of 2 columns, which do not fit into memory: use data=table_stream" in message
+    assert "4,000 rows of 2 columns, which do not fit into memory: use data.window_rows=1048576" in message
 
 
 def test_messages_of_several_files_name_the_file_and_its_row(tmp_path: Path) -> None:
@@ -420,7 +428,7 @@ def test_types_of_inputs_and_labels(name: str, streamed: bool, tmp_path: Path) -
         if not labels:
             message = refusal(path, y, streamed=streamed)
             assert re.search(r"t\.parquet, column 'y': its type .* is neither text nor number;", message)
-            assert "column 'y': its type" in refusal(path, z, streamed=streamed, split_column="y")
+            assert "column 'y': its type" in refusal(path, z, streamed=streamed, split={"by": "column", "column": "y"})
 
 
 @pytest.mark.parametrize("change", ["short", "gone", "other rows"])

@@ -19,7 +19,6 @@ import torch
 from mtl.data_modules.state import changes, fingerprint
 from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.labels import TargetOptions, where_positive
 from mtl.data_modules.tables.lists import words_and_groups
@@ -32,14 +31,17 @@ from tests.loaded import loaded
 
 WAYS = ("csv", "streamed")
 Y = {"y": {"kind": "binary"}}
-SAME: dict[str, Any] = {"split": [1, 0, 0], "val_path": "same", "test_path": "same"}  # all rows in each split
+SAME: dict[str, Any] = {
+    "split": {"fractions": [1, 0, 0]},
+    "val_path": "same",
+    "test_path": "same",
+}  # all rows in each split
 
 
 def made(path: Path | str, way: str = "csv", tasks: Any = None, **options: Any) -> Any:
     options = {name: str(path) if value == "same" else value for name, value in options.items()}
-    kind = TableStreamDataModule if way == "streamed" else TableDataModule
     window = {"window_rows": 480} if way == "streamed" else {}
-    return loaded(kind(str(path), tasks or Y, **{"batch_size": 8, "eval_batch_size": 64} | window | options))
+    return loaded(TableDataModule(str(path), tasks or Y, **{"batch_size": 8, "eval_batch_size": 64} | window | options))
 
 
 def write(frame: pl.DataFrame, path: Path) -> Path:
@@ -123,24 +125,39 @@ COLUMNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
     "texts": ([" Bern", "Ulm ", "Rom", "Ulm"] * 10, {}, CODES),
     "constant": ([7] * 40, {}, None),
     "empty": ([None] * 40, {}, None),
-    "empty texts": (["", "NA"] * 20, {"null_values": ["", "NA"]}, {"c": Categorical(3)}),
+    "empty texts": (["", "NA"] * 20, {"csv": {"null_values": ["", "NA"]}}, {"c": Categorical(3)}),
     "gaps in numbers": ([1.5, None, 3.5, 4.25] * 10, {}, {NUMERIC: Numeric(2)}),
     "gaps in texts": (["Bern", None] * 20, {}, {"c": Categorical(3)}),
-    "rare texts": (["Bern"] * 20 + ["Ulm"] * 19 + ["Rom"], {"min_count": 2}, {"c": Categorical(3)}),
-    "frequent texts": (["Ulm"] * 20 + ["Rom", "Bern"] * 10, {"max_categories": 2}, {"c": Categorical(3)}),
-    "given as categories": (HALVES, {"categorical": ["c"]}, {"c": Categorical(41)}),
-    "given as numbers": ([i % 3 for i in range(40)], {"numeric": ["c"]}, NUMBER),
-    "dates given as categories": (DATES["iso"], {"categorical": ["at"]}, {"at": Categorical(41)}),
+    "rare texts": (["Bern"] * 20 + ["Ulm"] * 19 + ["Rom"], {"vocabulary": {"min_count": 2}}, {"c": Categorical(3)}),
+    "frequent texts": (["Ulm"] * 20 + ["Rom", "Bern"] * 10, {"vocabulary": {"max_size": 2}}, {"c": Categorical(3)}),
+    "given as categories": (HALVES, {"columns": {"c": "category"}}, {"c": Categorical(41)}),
+    "given as numbers": ([i % 3 for i in range(40)], {"columns": {"c": "number"}}, NUMBER),
+    "dates given as categories": (DATES["iso"], {"columns": {"at": "category"}}, {"at": Categorical(41)}),
     "days": ([day.date() for day in DAYS], {}, {name: kind for name, kind in AT.items() if name != "at hour"}),
     "free text": (COMMENTS, {}, None),
-    "read free text": (COMMENTS, {"texts": ["c"]}, {"c": Bag(37, 33)}),
-    "short free text": (COMMENTS, {"texts": ["c"], "max_length": 4, "max_categories": 3}, {"c": Bag(5, 4)}),
+    "read free text": (COMMENTS, {"columns": {"c": "text"}}, {"c": Bag(37, 33)}),
+    "short free text": (
+        COMMENTS,
+        {"columns": {"c": {"kind": "text", "max_length": 4}}, "vocabulary": {"max_size": 3}},
+        {"c": Bag(5, 4)},
+    ),
     "names": ([f"Ann Mary Smith {i}" if i % 9 == 0 else f"Bo Lee{i}" for i in range(40)], {}, None),
     "titles": ([f"The Lord of the Rings, part {i % 8}" for i in range(40)], {}, {"c": Categorical(9)}),
     "lists of numbers": (TAGS, {}, {"c": Bag(42, 3)}),
-    "short lists": (TAGS, {"max_length": 2, "min_count": 10}, {"c": Bag(6, 2)}),  # 0, 1, 2 and 7
+    "short lists": (
+        TAGS,
+        {"columns": {"c": {"kind": "list", "max_length": 2}}, "vocabulary": {"min_count": 10}},
+        {"c": Bag(6, 2)},
+    ),  # 0, 1, 2 and 7
     **{f"dates as {name}": (series, {}, AT) for name, series in DATES.items()},
-    **{f"genres as {n}": (s, {"lists": {"c": "|"}} if n == "text" else {}, {"c": Bag(6, 3)}) for n, s in LISTS.items()},
+    **{
+        f"genres as {n}": (
+            s,
+            {"columns": {"c": {"kind": "list", "separator": "|"}}} if n == "text" else {},
+            {"c": Bag(6, 3)},
+        )
+        for n, s in LISTS.items()
+    },
 }
 
 
@@ -191,7 +208,7 @@ def test_categories_and_classes_do_not_depend_on_the_type_of_a_column(
 ) -> None:
     path = write(rows.with_columns(y=rows["flag"], z=rows["size"]), tmp_path / "t.parquet")
     tasks = {"y": {"kind": "binary"}, "z": {"kind": "multiclass"}}
-    data = made(path, tasks=tasks, categorical=rows.columns, **SAME)
+    data = made(path, tasks=tasks, columns=dict.fromkeys(rows.columns, "category"), **SAME)
     own, found = (data.row_encoder.encode(frame, "rows") for frame in (rows, others))
     for name, categories in {"size": 4, "flag": 3, "cost": 4, "zero": 3, "text": 3}.items():  # one is the empty cell
         assert torch.equal(own[name], found[name]), name
@@ -210,7 +227,7 @@ def test_categories_and_classes_do_not_depend_on_the_type_of_a_column(
 @pytest.mark.parametrize("way", ["csv", "parquet"])
 def test_rows_to_predict_keep_their_texts_and_are_empty_where_the_training_rows_were(way: str, tmp_path: Path) -> None:
     rows = pl.DataFrame({"country": ["NA", "US", "None", "US"] * 5, "x": [1.5, 2.5, 0.5, 3.5] * 5})
-    data = served(rows, tmp_path, way, categorical=["country"], numeric=["x"])
+    data = served(rows, tmp_path, way, columns={"country": "category", "x": "number"})
     path = write(
         pl.DataFrame({"country": ["NA", "US", "None", "FR"], "x": ["NA", "2.0", "", "2"]}), tmp_path / "new.csv"
     )
@@ -223,7 +240,7 @@ def test_rows_to_predict_keep_their_texts_and_are_empty_where_the_training_rows_
 
 def test_most_frequent_categories_keep_their_ids(tmp_path: Path) -> None:
     cities = pl.DataFrame({"city": ["Ulm"] * 200 + ["Rom"] * 120 + ["Bern"] * 80})
-    encoder = served(cities, tmp_path, "streamed", max_categories=2).row_encoder
+    encoder = served(cities, tmp_path, "streamed", vocabulary={"max_size": 2}).row_encoder
     ids = encoder.encode(pl.DataFrame({"city": ["Bern", "Rom", "Ulm", "Nice"]}), "rows")["city"]
     assert ids.tolist() == [0, 1, 2, 0]
 
@@ -263,8 +280,8 @@ def test_days_in_all_forms_and_empty_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", LISTS)
 def test_elements_of_lists(form: str, tmp_path: Path) -> None:
     way = "csv" if form == "text" else "streamed"
-    lists = {"genres": "|"} if form == "text" else None
-    data = served(pl.DataFrame({"genres": LISTS[form]}), tmp_path, way, lists=lists)
+    columns = {"genres": {"kind": "list", "separator": "|"}} if form == "text" else None
+    data = served(pl.DataFrame({"genres": LISTS[form]}), tmp_path, way, columns=columns)
     assert rows_of(data).inputs["genres"][:4].tolist() == [[2, 4, 0], [0, 0, 0], [4, 0, 0], [5, 2, 3]]
     encoder = again(data)
     rows = pl.DataFrame({"genres": [["Drama", "Opera", None, ""], ["War"] * 5, None]})
@@ -285,7 +302,7 @@ def test_words_and_letter_groups_of_texts(tmp_path: Path) -> None:
         ["<no>", "<no", "no>"],
     ]
     rows = pl.DataFrame({"c": ["no way", "No, Noah", "a way", ""] * 10})
-    data = served(rows, tmp_path, "csv", texts=["c"])
+    data = served(rows, tmp_path, "csv", columns={"c": "text"})
     vocabulary = data.row_encoder.elements["c"].vocabulary.values
     found = again(data).encode(pl.DataFrame({"c": ["NO?", "zz", None]}), "rows")["c"]
     assert [[vocabulary[id - 2] for id in row if id > 1] for row in found.tolist()] == [["<no>", "<no", "no>"], [], []]
@@ -299,8 +316,8 @@ def test_a_list_and_its_target_have_one_vocabulary(way: str, tmp_path: Path) -> 
     frame = pl.DataFrame({"item": [3, 9, 7, None] * 10, "seen": seen, "liked": seen.list.head(1)})
     if way == "csv":
         frame = frame.with_columns(pl.col("seen", "liked").list.join("|"))
-    lists = {name: {"separator": "|", "target": "item"} for name in ("seen", "liked")}
-    data = served(frame, tmp_path, way, lists=lists)
+    columns = {name: {"kind": "list", "separator": "|", "target": "item"} for name in ("seen", "liked")}
+    data = served(frame, tmp_path, way, columns=columns)
     assert data.spec.inputs == {"item": Categorical(6), "seen": Bag(7, 3, "item"), "liked": Bag(7, 1, "item")}
     assert data.row_encoder.categorical["item"].values == ["\0missing", "3", "5", "7", "9"]
     found = rows_of(data).inputs
@@ -316,7 +333,9 @@ def test_learning_is_from_the_training_rows_only(way: str, tmp_path: Path) -> No
     test = pl.DataFrame({"city": ["Rom", "Bern", None], "size": [1e6, None, 2.5], "y": [1, 0, None]})
     suffix = "csv" if way == "csv" else "parquet"
     other = str(write(test, tmp_path / f"test.{suffix}"))
-    data = made(write(train, tmp_path / f"a.{suffix}"), way, val_path=other, test_path=other, split=[1, 0, 0])
+    data = made(
+        write(train, tmp_path / f"a.{suffix}"), way, val_path=other, test_path=other, split={"fractions": [1, 0, 0]}
+    )
     assert data.spec.inputs == {"city": Categorical(3), NUMERIC: Numeric(1)}
     found = rows_of(data, "test")
     assert found.inputs["city"].tolist() == [0, 1, 0]  # unknown, Bern, empty: unknown too
@@ -324,7 +343,7 @@ def test_learning_is_from_the_training_rows_only(way: str, tmp_path: Path) -> No
     assert found.targets["y"].isnan().tolist() == [False, False, True]
     new = str(write(test.with_columns(y=3), tmp_path / f"new.{suffix}"))
     with pytest.raises(InputError, match=r"row 1: '?3'? is a label of task 'y' that does not occur"):  # noqa: PT012
-        data = made(tmp_path / f"a.{suffix}", way, val_path=new, test_path=other, split=[1, 0, 0])
+        data = made(tmp_path / f"a.{suffix}", way, val_path=new, test_path=other, split={"fractions": [1, 0, 0]})
         rows_of(data)  # a streamed table is read by then
 
 
@@ -335,13 +354,13 @@ def test_bad_cells(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     frame = pl.DataFrame({"age": cells, "more": HALVES, "at": days})
     for column, options, message in (
         ("age", {}, "row 4: 'many' is not a number, but most of the column is"),
-        ("age", {"numeric": ["age"]}, r"row 4: 'many' is not a number; \d of \d+ cells"),
+        ("age", {"columns": {"age": "number"}}, r"row 4: 'many' is not a number; \d of \d+ cells"),
         ("at", {}, "row 7: '2026-02-30' is not a date as in 2026-03-01 or 2026-03-01 14:30, but most"),
-        ("at", {"dates": ["at"]}, r"row 7: '2026-02-30' is not a date as in .*; 2 of \d+ cells"),
+        ("at", {"columns": {"at": "date"}}, r"row 7: '2026-02-30' is not a date as in .*; 2 of \d+ cells"),
     ):
         with pytest.raises(InputError, match=rf"(part-0.parquet|t.csv|t.parquet), column '{column}', {message}"):
             served(frame.select(column, "more"), tmp_path, way, **options)
-    options = {"on_bad": "missing", "null_values": ["", "NA"]}
+    options = {"csv": {"null_values": ["", "NA"]}, "on_invalid": "missing"}
     data = served(frame, tmp_path, way, **options)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2  # one for each column
@@ -414,8 +433,13 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Return the same table, streamed and in memory."""
     folder = tmp_path_factory.mktemp("both")
-    options: dict[str, Any] = {"split_column": "part", "group_column": "user", "min_count": 3, "batch_size": 32}
-    options["texts"] = ["note"]
+    options: dict[str, Any] = {
+        "split": {"by": "column", "column": "part"},
+        "vocabulary": {"min_count": 3},
+        "group_column": "user",
+        "columns": {"note": "text"},
+        "batch_size": 32,
+    }
     whole = write(many(), folder / "whole.parquet")
     return made(parts(many(), folder / "rows"), "streamed", TASKS, **options), made(whole, "parquet", TASKS, **options)
 
@@ -456,7 +480,7 @@ def test_evaluation_has_the_batches_of_the_table_in_memory(both: tuple[Any, Any]
         pairs |= set(zip(here.groups.tolist(), there.groups.tolist(), strict=True))
     assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})  # the same groups
     assert [(a, b) for a, b in pairs if a < 0 or b < 0] == [(-1, -1)]
-    nothing = both[0].read(split, 0, torch.arange(0))  # for a process with fewer batches than the others
+    nothing = both[0].splits[split].read(0, torch.arange(0))  # for a process with fewer batches than the others
     assert len(nothing) == 0
     assert [value.dtype for value in batch_tensors(nothing)] == [value.dtype for value in batch_tensors(streamed[0])]
     [*predicted] = both[0].predict_dataloader() if split == "test" else []
@@ -489,8 +513,12 @@ def test_split_by_share_and_by_files(way: str, few: Path, tmp_path: Path) -> Non
     folder = parts(frame, tmp_path / "other", count=2)
     files = {"val_path": str(folder), "test_path": str(folder / "part-1.parquet")}
     for split in ([1, 0, 0], [0.5, 0.3, 0.2]):  # shares of splits with a file are ignored
-        assert made(few, way, tasks, **files, split=split).row_counts() == {"train": COUNT, "val": 100, "test": 50}
-    counts = made(few, way, tasks, test_path=str(folder), split=[0.5, 0.5, 0]).row_counts()
+        assert made(few, way, tasks, **files, split={"fractions": split}).row_counts() == {
+            "train": COUNT,
+            "val": 100,
+            "test": 50,
+        }
+    counts = made(few, way, tasks, test_path=str(folder), split={"fractions": [0.5, 0.5, 0]}).row_counts()
     assert counts["test"] == 100
     assert counts["train"] + counts["val"] == COUNT
     assert counts["train"] == 250
@@ -539,10 +567,10 @@ def test_several_files_are_the_table_of_all_their_rows(suffix: str, tmp_path: Pa
 @pytest.mark.parametrize("way", ["csv", "streamed"])
 def test_checkpoint_state_teaches_what_was_learnt(way: str, few: Path, tmp_path: Path, caplog: Any) -> None:
     path = few if way == "streamed" else parts(many().select("number", "city", "click"), tmp_path / "rows", ".csv")
-    tasks, kind = {"click": {"kind": "binary"}}, TableStreamDataModule if way == "streamed" else TableDataModule
+    tasks = {"click": {"kind": "binary"}}
     window = {"window_rows": 480} if way == "streamed" else {}
     before = made(path, way, tasks)
-    after = kind(str(path), tasks, batch_size=8, **window)
+    after = TableDataModule(str(path), tasks, batch_size=8, **window)
     after.load_state_dict(before.state_dict())
     assert after.changed_files() == {}
     with caplog.at_level(logging.INFO):
@@ -550,7 +578,7 @@ def test_checkpoint_state_teaches_what_was_learnt(way: str, few: Path, tmp_path:
     assert "taken for" not in caplog.text  # no pass over the rows
     assert after.state_dict() == before.state_dict()
     same(rows_of(after, "train"), rows_of(before, "train"))
-    tested = kind(str(path), tasks, batch_size=8, **window)
+    tested = TableDataModule(str(path), tasks, batch_size=8, **window)
     tested.load_state_dict(before.state_dict(), test_only=True)
     tested.setup()
     assert tested.row_counts() == {"test": before.row_counts()["test"]}
@@ -565,8 +593,7 @@ def test_changed_files_are_noticed(way: str, tmp_path: Path) -> None:
     state = made(pattern, way, tasks).state_dict()
 
     def found(path: Path | str = pattern) -> str:
-        kind = TableStreamDataModule if way == "streamed" else TableDataModule
-        data = kind(str(path), tasks, batch_size=8)
+        data = TableDataModule(str(path), tasks, batch_size=8, window_rows=480 if way == "streamed" else None)
         data.load_state_dict(state)
         return "".join(data.changed_files().values())
 
@@ -611,7 +638,7 @@ BINARY, CLASSES, REGRESSION = {"kind": "binary"}, {"kind": "multiclass"}, {"kind
 
 def labelled(folder: Path, way: str, tasks: Any, change: Any = None, **options: Any) -> Any:
     path = write(pl.DataFrame(LABELS | (change or {})), folder / f"t.{'csv' if way == 'csv' else 'parquet'}")
-    return made(path, way, tasks, split_column="part", **options)
+    return made(path, way, tasks, split={"by": "column", "column": "part"}, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -714,15 +741,14 @@ def test_weights_of_rows(tmp_path: Path) -> None:
     assert found["stars"] == pytest.approx(float((errors * weight)[kept].sum() / weight[kept].sum()))
 
 
-@pytest.mark.parametrize("way", [TableDataModule, TableStreamDataModule])
-def test_whether_the_seed_draws_the_test_rows(way: Any) -> None:
+def test_whether_the_seed_draws_the_test_rows() -> None:
     for options, expected in (
         ({}, True),
         ({"val_path": "val.csv"}, True),
         ({"test_path": "test.csv"}, False),
-        ({"split_column": "part"}, False),
+        ({"split": {"by": "column", "column": "part"}}, False),
     ):
-        assert way(path="rows.csv", tasks={"a": "binary"}, batch_size=2, **options).random_split == expected
+        assert TableDataModule(path="rows.csv", tasks={"a": "binary"}, batch_size=2, **options).random_split == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -732,7 +758,7 @@ def test_some_categories_of_a_training_step_are_hidden(way: str, tmp_path: Path)
     Two processes together hide what one does, and each batch of each epoch hides others.
     """
     rows = {"city": [f"c{i % 5}" for i in range(400)], "seen": ["a|b", "c"] * 200, "x": [i + 0.5 for i in range(400)]}
-    options = {"lists": {"seen": "|"}, "unknown_share": 0.25}
+    options = {"columns": {"seen": {"kind": "list", "separator": "|"}}, "vocabulary": {"unknown_rate": 0.25}}
 
     def hidden(batch_size: int, rank: int, world_size: int, epoch: int = 0) -> list[Batch]:
         data = served(pl.DataFrame(rows), tmp_path, way, batch_size=batch_size, **options)

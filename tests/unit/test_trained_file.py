@@ -24,8 +24,14 @@ def test_a_test_on_the_file_of_the_training_says_so(
     """In memory and streamed, under another name too."""
     path, rows = tmp_path / f"rows.{suffix}", visits(300).drop_nulls("clicked")
     rows.write_csv(path) if suffix == "csv" else rows.write_parquet(path)
-    way = "table" if suffix == "csv" else "table_stream"
-    words = (f"data={way}", f"data.path={path}", *CLICKED, "recipe.num_experts=3", "~logger")
+    words = (
+        "data=table",
+        f"data.path={path}",
+        f"data.window_rows={'null' if suffix == 'csv' else 4096}",
+        *CLICKED,
+        "recipe.num_experts=3",
+        "~logger",
+    )
     run(compose_small(tmp_path / "run", *words, "recipe.expert_units=[8]"))
     best = tmp_path / "run" / "checkpoints" / "best.ckpt"
     run(resume_small(best, tmp_path / "own", evaluate=True))

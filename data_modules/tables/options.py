@@ -1,0 +1,149 @@
+"""The user's options for a table: how columns are read, how rows are split, which categories have ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from mtl.options import Count, Dropout, Long, Name, NotNegative, Share, StrictModel, Text, matching
+
+from .formats import ACCEPTED, is_format
+
+NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
+OnInvalid = Literal["error", "missing"]
+Separator = Annotated[
+    str,
+    matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
+]
+
+
+THREE_FRACTIONS = "three positive numbers (train, val, test) that sum to 1"
+
+
+def _check_sum(fractions: tuple[float, float, float]) -> tuple[float, float, float]:
+    if not math.isclose(sum(fractions), 1.0):
+        raise ValueError(f"must be {THREE_FRACTIONS}")
+    return fractions
+
+
+Fractions = Annotated[tuple[Share, Share, Share], Field(strict=False), AfterValidator(_check_sum)]
+
+
+def _check_format(text: str) -> str:
+    if not is_format(text):
+        raise ValueError(f"must be {ACCEPTED}")
+    return text
+
+
+class ColumnOptions(StrictModel):
+    """How a column is read, where that is not inferred.
+
+    ``kind``: what it holds. ``ids``: whole numbers that are read as numbers and as categories. ``format``: how its
+    dates or numbers are written, see ``formats.py``; this may also be given for a column of labels or weights.
+    ``separator``: of the elements of a list; None: its cells are lists. ``target``: the categorical column whose
+    vocabulary a list shares, and with whose cell networks compare its elements. ``max_length``: how many elements of a
+    list, or words and letter groups of a text, are read; None: as many as the longest training row has.
+    """
+
+    kind: Literal["category", "number", "date", "list", "text"] | None = None
+    ids: bool = False
+    format: Annotated[str, AfterValidator(_check_format)] | None = None
+    separator: str | None = None
+    target: Name | None = None
+    max_length: Count | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        needed: dict[str, tuple[bool, list[str | None]]] = {
+            "ids": (self.ids, ["number"]),
+            "format": (self.format is not None, ["number", "date", None]),
+            "separator": (self.separator is not None, ["list"]),
+            "target": (self.target is not None, ["list"]),
+            "max_length": (self.max_length is not None, ["list", "text"]),
+        }
+        for option, (is_set, kinds) in needed.items():
+            if is_set and self.kind not in kinds:
+                raise ValueError(f"{option} is for kind={' or '.join(kind for kind in kinds if kind)}")
+        return self
+
+
+def _as_options(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Columns = Mapping[Name, Annotated[ColumnOptions, BeforeValidator(_as_options)]]
+
+
+class SplitOptions(StrictModel):
+    """How the rows of ``data.path`` become train, val and test.
+
+    ``by``: random; time, in the order of the times in ``column``, training rows first; group, with all rows of a cell
+    of ``column`` in one split; column, where the cells of ``column`` are train, val or test. ``fractions``: of train,
+    val and test. ``gap``: the rows of so many days at the start of each later split are in no split; if the column
+    holds numbers, in its units.
+    """
+
+    by: Literal["random", "time", "group", "column"] = "random"
+    column: Name | None = None
+    fractions: Fractions = (0.8, 0.1, 0.1)
+    gap: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _check_column(self) -> Self:
+        if (self.by == "random") != (self.column is None):
+            lacks = "name the column, as in data.split.column=NAME"
+            raise ValueError(lacks if self.column is None else "column is for by=time, group or column")
+        if self.gap and self.by != "time":
+            raise ValueError("gap is for by=time")
+        return self
+
+
+class VocabularyOptions(StrictModel):
+    """Which categories have ids of their own; the others share that of unknown ones.
+
+    ``min_count``: the number of training rows that a category needs. ``max_size``: the number of ids of a column, for
+    its most frequent categories. ``unknown_rate``: the share of the ids in a training step that become the unknown one,
+    so that its embedding is trained too.
+    """
+
+    min_count: Long = 1
+    max_size: Count | None = None
+    unknown_rate: Dropout = 0.0
+
+
+class CsvOptions(StrictModel):
+    """How text files are read: ``separator`` (None: recognised), and the cells that count as empty."""
+
+    separator: Separator | None = None
+    null_values: Sequence[Text] = NULL_VALUES
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the user says of the inputs of a table.
+
+    ``on_invalid``: whether a cell that cannot be read as a number or date is an error or a missing value.
+    """
+
+    columns: Mapping[str, ColumnOptions] = field(default_factory=dict)
+    vocabulary: VocabularyOptions = field(default_factory=VocabularyOptions)
+    on_invalid: OnInvalid = "error"
+
+    def of(self, name: str) -> ColumnOptions:
+        """Return the options of a column."""
+        return self.columns.get(name, ColumnOptions())
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """The categorical column that the elements of a list are compared with, by list."""
+        return {name: options.target for name, options in self.columns.items() if options.target is not None}
+
+    @property
+    def named(self) -> list[str]:
+        """The columns whose kind is given: those, too, that lists are compared with."""
+        named = [name for name, options in self.columns.items() if options.kind is not None]
+        return list(dict.fromkeys([*named, *self.targets.values()]))
