@@ -23,19 +23,21 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from mtl.networks.base import MultiTaskNetwork
 from mtl.training.sharding import shard
 from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, make_sparse
+from mtl.types import DataSpec
 
 BATCH, WIDTH, STEPS = 512, 16, 8
 WAYS = {"one": 1, "ddp": 2, "fsdp": 2, "rowwise": 1, "sparse_adam": 1}  # and the number of processes
 OF_TABLES: dict[str, Any] = {"rowwise": RowwiseAdagrad, "sparse_adam": torch.optim.SparseAdam}
 
 
-class Network(nn.Module):
+class Network(MultiTaskNetwork):
     """A table and a linear layer."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__()
+        super().__init__(DataSpec({}, []))
         self.bottom = nn.Sequential(nn.Embedding(rows, WIDTH, _weight=torch.full((rows, WIDTH), 0.01)))
         self.head = nn.Linear(WIDTH, 1)
 
@@ -51,7 +53,7 @@ def train(rank: int, way: str, rows: int, port: int, results: Any) -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (WAYS[way],))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    network: nn.Module = Network(rows)
+    network = Network(rows)
     model, parts = network, []
     if way in OF_TABLES:
         parts = [OF_TABLES[way](make_sparse(network), lr=1e-3)]

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from mtl.networks.base import MultiTaskNetwork
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -71,11 +72,11 @@ EIGHT_TASKS = Case(DataSpec(IDS, [TaskSpec(f"task{n}", "binary") for n in range(
 MANY_TASKS = Case(DataSpec(IDS, [TaskSpec(f"task{n}", "regression") for n in range(128)]), width=32)
 
 
-class SeparateModules(nn.Module):
+class SeparateModules(MultiTaskNetwork):
     """The same network in the usual style: a list of experts, torch's dropout, softmax gates."""
 
     def __init__(self, case: Case = MOVIELENS) -> None:
-        super().__init__()
+        super().__init__(case.spec)
         self.tables, self.heads = case.embeddings(), case.heads()
         self.experts = nn.ModuleList(case.layer() for _ in range(case.experts))
         self.gates = nn.ModuleList(nn.Linear(case.width, case.experts) for _ in case.spec.tasks)
@@ -88,11 +89,11 @@ class SeparateModules(nn.Module):
         return NetworkOutput({name: head(value).squeeze(-1) for (name, head), value in heads})
 
 
-class Peer(nn.Module):
+class Peer(MultiTaskNetwork):
     """A network of LibMTL behind embeddings."""
 
     def __init__(self, architecture: Any, case: Case = MOVIELENS, **kwargs: Any) -> None:
-        super().__init__()
+        super().__init__(case.spec)
         self.tables, device = case.embeddings(), torch.get_default_device()
         sizes = {"img_size": [case.width], "num_experts": [case.experts], **kwargs}
         self.body = architecture(case.spec.task_names, case.layer, case.heads(), False, False, device, **sizes)

@@ -46,7 +46,7 @@ class Baselines(Callback):
             return
         self._add("constant", [_without_ranks(task) for task in tasks], constant(tasks), pl_module)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-        if self.model == "none" or not hasattr(data, "training_sample"):
+        if self.model == "none":
             return
         model = chosen(self.model, data.spec, tasks)
         with torch.inference_mode(False), torch.enable_grad():  # Lightning tests without gradients

@@ -50,7 +50,7 @@ class CalibrationAfterTraining(Callback):
         tasks = {name: task for name, task in pl_module.tasks.items() if task.kind in self.kinds}
         parts: dict[str, list[dict[str, Tensor]]] = {name: [] for name in tasks}
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-        is_table = hasattr(data, "labelled")  # only rows of tables are compared with later ones
+        is_table = data.labelled is not None  # only rows of tables are compared with later ones
         all_outputs: dict[str, list[Tensor]] = {}  # of a table; of several classes only the predicted one
         loader, limit = data.val_dataloader() if tasks or is_table else (), trainer.limit_val_batches
         most = limit if isinstance(limit, int) else None if limit == 1 else int(limit * len(loader))

@@ -22,6 +22,7 @@ from mtl.analysis.patterns import (
 from mtl.analysis.report import Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
 from mtl.distributed import gather, whole_parameters
+from mtl.gates.base import DrawsConnections
 from mtl.gates.permuted import Permutation
 from mtl.loggers.pictures import save_picture
 from mtl.options import Count, CountOrZero, validated
@@ -170,7 +171,7 @@ class RoutingMonitor(Callback):
 
     def _add_probabilities(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         layers = layers_with_gates(pl_module.network)
-        if any(hasattr(layer.gate, "probabilities") for layer in layers.values()):
+        if any(isinstance(layer.gate, DrawsConnections) for layer in layers.values()):
             with whole_parameters(trainer):
                 self.probabilities.add(trainer.global_step, layers)
 

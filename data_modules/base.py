@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +50,10 @@ class TensorDataModule(LightningDataModule):
     encoder_kind: ClassVar[type[RowEncoder]]
     random_split: bool = False  # whether ``seed`` draws the test rows among the rows that there are
     row_encoder: RowEncoder | None = None  # after ``setup()`` or ``load_state_dict()``, if rows have a raw form
+    # What tables have; other data answer that they have none
+    frames: Mapping[str, Any] = MappingProxyType({})  # DataFrames of splits, read instead of files
+    earlier: Any = None  # encoder and tasks of the run that this one starts from, if they stay
+    labelled: Callable[[Any, str], Batch] | None = None  # turns a DataFrame, named for messages, into a batch
 
     @validated
     def __init__(
@@ -143,6 +148,14 @@ class TensorDataModule(LightningDataModule):
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Prepare to go on with the encoding of a run, whose ``state_dict()`` is ``state``; by default, do nothing."""
+
+    def training_sample(self, most: int) -> Batch | None:
+        """Return at most ``most`` training rows of a table; None: they are not loaded, or the data are no table."""
+        return None
+
+    def split_rows(self) -> Mapping[str, Any]:
+        """Return the raw rows of each split of a table, ``SplitRows``."""
+        return {}
 
     def changed_files(self) -> dict[str, str]:
         """Describe by source how each file has changed since the training; empty without a loaded state.

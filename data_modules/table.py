@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -89,7 +88,7 @@ class TableDataModule(TensorDataModule):
 
     encoder_kind = TableEncoder
     row_encoder: TableEncoder | None
-    frames: Mapping[str, pl.DataFrame] = MappingProxyType({})  # rows of splits in memory, read instead of ``paths``
+    earlier: tuple[TableEncoder, list[TaskSpec]] | None = None
 
     @validated
     def __init__(
@@ -144,7 +143,6 @@ class TableDataModule(TensorDataModule):
         streamed = "weight_column: rows that are read by data.window_rows have no weights; use data.window_rows=null"
         require(window_rows is None or not self.weight_columns, streamed)
         self.keep_encoding = keep_encoding
-        self.earlier: tuple[TableEncoder, list[TaskSpec]] | None = None  # of the run that this one starts from
         self._check_roles()
 
     def _check_roles(self) -> None:

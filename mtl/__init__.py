@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
     from mtl.gates import TaskTop1Gate as TaskTop1Gate
     from mtl.gates import TopKGate as TopKGate
     from mtl.gates import adapt_gates as adapt_gates
+    from mtl.networks.base import MultiTaskNetwork as MultiTaskNetwork
     from mtl.networks.mixture import MixtureOfExperts as MixtureOfExperts
     from mtl.python.estimator import MultiTaskModel as MultiTaskModel
     from mtl.python.fit import fit as fit
@@ -47,6 +48,7 @@ _NAMES = {  # by module
     "mtl.experts.conv": "StackedConv",
     "mtl.experts.dense": "StackedDense",
     "mtl.experts.ffn": "StackedFFN",
+    "mtl.networks.base": "MultiTaskNetwork",
     "mtl.networks.mixture": "MixtureOfExperts",
     "mtl.python.estimator": "MultiTaskModel",
     "mtl.python.fit": "fit",

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtl.checks import LARGEST_WHOLE, require, suggestion
 from mtl.nn.calibration import STEPS, Calibration
@@ -451,6 +451,33 @@ class NetworkOutput:
     hidden: tuple[Tensor, ...] = ()
     members: Mapping[str, Tensor] = field(default_factory=dict)
     representation: Tensor | None = None
+
+
+@runtime_checkable
+class OwnsTaskParameters(Protocol):
+    """A module that knows which of its parameters belong to single tasks."""
+
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """Return the parameters, also of its parts, that single tasks reach, or whose rows they reach.
+
+        Each comes with the indices of the tasks that it belongs to.
+        """
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A module that has another form in an exported program, which cannot choose operations by values."""
+
+    def constant(self) -> nn.Module:
+        """Return the module in that form, with the same outputs in evaluation."""
+
+
+@runtime_checkable
+class Prunable(Protocol):
+    """A module from which the part that one task uses can be cut out."""
+
+    def only(self, task: int) -> nn.Module:
+        """Return the part of the task with index ``task``, with the same outputs in evaluation. Raises InputError."""
 
 
 def sum_losses(routings: Mapping[str, Routing]) -> dict[str, Tensor]:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mtl.networks.base import MultiTaskNetwork
+from mtl.types import DataSpec, TaskSpec
+
 
 class Recorder(nn.Module):
     """A LightningModule that keeps what is logged."""
@@ -22,6 +25,13 @@ class Recorder(nn.Module):
 
     def log(self, name: str, value: float, **options: Any) -> None:
         self.logged[name] = value
+
+
+def bare_network(*tasks: TaskSpec) -> MultiTaskNetwork:
+    """Return a network that has a parameter and predicts nothing."""
+    network = MultiTaskNetwork(DataSpec({}, tasks))
+    network.layer = nn.Linear(1, 1)
+    return network
 
 
 def trainer(step: int = 0, **options: Any) -> Any:

@@ -45,7 +45,7 @@ def component_names(layer: nn.Module) -> list[str]:
     if isinstance(layer, MixtureOfExperts):
         return ["expert"] * layer.experts.num_experts
     components: Any = layer.components
-    return [str(getattr(component, "kind", type(component).__name__)) for component in components]
+    return [component.kind or type(component).__name__ for component in components]
 
 
 def describe(matrices: Sequence[Tensor]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.gates.base import DrawsConnections
 from mtl.nn.functional import entropy, float64_if_supported
 from mtl.types import Routing
 
@@ -181,8 +182,8 @@ class Probabilities:
     values: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, step: int, layers: Mapping[str, Any]) -> None:
-        """Add the probabilities at ``step`` of the gates of those ``layers`` that have a method ``probabilities``."""
-        known = {name: layer.gate for name, layer in layers.items() if hasattr(layer.gate, "probabilities")}
+        """Add the probabilities at ``step`` of the gates of those ``layers`` that draw connections at random."""
+        known = {name: layer.gate for name, layer in layers.items() if isinstance(layer.gate, DrawsConnections)}
         if not known or (self.steps and step <= self.steps[-1]):
             return
         self.steps.append(step)

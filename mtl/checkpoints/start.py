@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError, join_names
+from mtl.gates.base import Gate
+from mtl.networks.base import MultiTaskNetwork
+from mtl.networks.bottom import HashedTable
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +24,16 @@ def start_from(network: nn.Module, checkpoint: Checkpoint, same_ids: bool = Fals
 
     Weights are parameters and buffers. Scalar buffers, such as a temperature, and the pattern of a fixed gate are
     options, so they keep the values of the new run. With ``same_ids``, ids mean the same in both runs, and the rows of
-    embeddings for new ids start as the mean of the known ones. If the network has a method ``adapt(state) -> state``,
-    the checkpoint's weights and extra states pass through it first. Nothing else of the checkpoint is used. Raises
-    InputError if no weight fits.
+    embeddings for new ids start as the mean of the known ones. The checkpoint's weights and extra states first pass
+    through ``MultiTaskNetwork.convert_state_dict``. Nothing else of the checkpoint is used. Raises InputError if no
+    weight fits.
     """
     state = checkpoint.weights()
-    if callable(adapt := getattr(network, "adapt", None)):
-        state = adapt(state)
+    if isinstance(network, MultiTaskNetwork):
+        state = network.convert_state_dict(state)
     options = {name for name, buffer in network.named_buffers() if buffer.dim() == 0 and buffer.is_floating_point()}
-    modules = dict(network.named_modules()).items()
-    options |= {f"{name}.{buffer}" for name, module in modules for buffer in getattr(module, "option_buffers", ())}
+    gates = [(name, module) for name, module in network.named_modules() if isinstance(module, Gate)]
+    options |= {f"{name}.{buffer}" for name, gate in gates for buffer in gate.option_buffers}
     state = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in options}
     own = {
         name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options
@@ -63,7 +66,7 @@ def grouped(names: Iterable[str]) -> str:
 def _tables(network: nn.Module) -> list[str]:
     """Return the names of the tables with a row for each id; the rows of hashed tables stand for other ids."""
     modules = dict(network.named_modules())
-    hashed = {f"{name}.table" for name, module in modules.items() if getattr(module, "is_hashed", False)}
+    hashed = {f"{name}.table" for name, module in modules.items() if isinstance(module, HashedTable)}
     tables = (name for name, module in modules.items() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return [f"{name}.weight" for name in tables if name not in hashed]
 

@@ -21,7 +21,7 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
 
     ``data``: its data module; only tables can be predicted and searched without further options.
     """
-    files = data.source_files() if hasattr(data, "training_sample") else {}
+    files = data.source_files() if data.labelled is not None else {}
     rows, found = files.get("data.test_path", files.get("data.path")), []
     if rows is not None and rows.is_file():
         found.append([*program("predict"), near(folder), near(rows)])

@@ -33,6 +33,7 @@ from mtl.config.teacher import read_teacher
 from mtl.files.literals import escaped
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
+from mtl.loggers.base import run_loggers
 from mtl.report.against import against_quick_model
 from mtl.report.summary import PAGE
 from mtl.runs import channel, commands, results
@@ -129,9 +130,8 @@ def _run(
     if python is not None and python.frames:
         data.frames = python.frames
     trainer = build.build_trainer(cfg, checkpoint, python.callbacks if python else ())
-    for logger in trainer.loggers:
-        if hasattr(logger, "close"):  # the logger stays open between training and test
-            ending.callback(logger.close)
+    for run_logger in run_loggers(trainer.loggers):
+        ending.callback(run_logger.close)
     require(
         trainer.world_size == 1 or not why_one_process,
         f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {why_one_process}",
@@ -147,13 +147,13 @@ def _run(
         restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
     else:
         data.prepare_data()
-        if source is not None and hasattr(data, "continue_from"):
+        if source is not None:
             data.continue_from(source.data())
     data.setup()
     spec = checkpoint.calibrated(data.spec) if checkpoint is not None and cfg.evaluate else data.spec
-    network = build.build_network(cfg, spec, fresh=checkpoint is None)
+    network = build.build_network(cfg, spec, load_pretrained=checkpoint is None)
     if source is not None:
-        start_from(network, source, same_ids=getattr(data, "earlier", None) is not None)
+        start_from(network, source, same_ids=data.earlier is not None)
     distillation = teacher.distillation(network, data.spec) if teacher else None
     module = build.build_module(cfg, network, spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
@@ -199,12 +199,10 @@ def _run(
             found = slices.read(record["slices"])
             record["advice"] += slices.sentences(found)
             write_json(folder / RESULTS, record)
-            for logger in trainer.loggers:
-                if hasattr(logger, "log_text"):
-                    logger.log_text("slices", slices.table_of(found, record["main_metrics"]).markdown())
-        for logger in trainer.loggers:
-            if hasattr(logger, "log_finished") and not cfg.evaluate:
-                logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
+            for run_logger in run_loggers(trainer.loggers):
+                run_logger.log_markdown("slices", slices.table_of(found, record["main_metrics"]).markdown())
+        for run_logger in run_loggers(trainer.loggers) if not cfg.evaluate else ():
+            run_logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
         if python is None:
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
             further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()

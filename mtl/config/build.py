@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import hydra.utils
@@ -14,7 +14,7 @@ import torch
 from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins import DoublePrecision
 from torch import nn
@@ -22,7 +22,9 @@ from torch import nn
 from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, first_line, require
+from mtl.data_modules.base import TensorDataModule
 from mtl.files.literals import escaped, unescaped
+from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.networks.ensemble import Ensemble
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
@@ -33,9 +35,9 @@ DIVIDED = "mtl.training.sharding.ShardedStrategy"
 WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
 
 
-def build_data(cfg: DictConfig) -> LightningDataModule:
+def build_data(cfg: DictConfig) -> TensorDataModule:
     """Return the data module of ``cfg.data``; nothing is read or fetched yet."""
-    return _built(cfg, "data", LightningDataModule)
+    return _built(cfg, "data", TensorDataModule)
 
 
 def check_options(cfg: DictConfig) -> None:
@@ -59,7 +61,8 @@ def _check_combinations(cfg: DictConfig) -> None:
     """Raise InputError if two choices do not go together."""
     trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
     compiled, tables, sharded = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_sharded(cfg)
-    compares = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of tasks
+    weighting = _class_of(_weighting(cfg))
+    compares = issubclass(weighting, Weighting) and weighting.needs_shared  # gradients of tasks
     inside = compares and cfg.weighting.get("at") == "representation"
     combines = compares and not inside  # writes gradients of parameters
     conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
@@ -132,20 +135,24 @@ def _is_double(cfg: DictConfig) -> bool:
     return str(cfg.trainer.precision) in ("64", "64-true")
 
 
-def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
+def build_network(cfg: DictConfig, spec: DataSpec, load_pretrained: bool = True) -> MultiTaskNetwork:
     """Return the network of ``cfg.network`` for data that looks like ``spec``, or an ensemble of such networks.
 
-    ``fresh=False``: its weights will come from a checkpoint, so a network with an argument ``fresh`` does not read the
-    files that it would start from. The network's ``encoder_config`` is stored in ``cfg``, and so in every checkpoint.
+    ``load_pretrained=False``: its weights will come from a checkpoint, so a network that ``reads_files`` need not have
+    them. The network's ``encoder_config`` is stored in ``cfg``, and so in every checkpoint. Raises InputError if it is
+    no ``MultiTaskNetwork``.
     """
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
         make = _instantiate(cfg, "network", _partial_=True)
-        options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
+        kind = _class_of(make)
+        reads_files = issubclass(kind, MultiTaskNetwork) and kind.reads_files
+        options = {"load_pretrained": load_pretrained} if reads_files else {}
         with _section("gate", cfg.get("gate") or {}), _section("network", cfg.network):
-            members: list[nn.Module] = [make(spec=spec, **options) for _ in range(cfg.get("ensemble", 1))]
+            members: list[MultiTaskNetwork] = [make(spec=spec, **options) for _ in range(cfg.get("ensemble", 1))]
+    for member in members:
+        check_network(member)
     network = members[0] if len(members) == 1 else Ensemble(members)
-    require(isinstance(network, nn.Module), "network: must describe a Module of torch; correct network._target_")
-    if hasattr(network, "encoder_config"):
+    if network.encoder_config:
         cfg.network.config = escaped(network.encoder_config)
     if cfg.get("compile"):
         logging.getLogger(__name__).info("the network is compiled on its first batch; this can take minutes")
@@ -154,7 +161,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
 
 
 def build_module(
-    cfg: DictConfig, network: nn.Module, spec: DataSpec, distillation: Distillation | None = None
+    cfg: DictConfig, network: MultiTaskNetwork, spec: DataSpec, distillation: Distillation | None = None
 ) -> MultiTaskModule:
     """Return the LightningModule that trains ``network`` on the tasks of ``spec``, and to imitate any teacher."""
     options: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -171,6 +178,12 @@ def build_module(
 def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
     """Return the function that makes the weighting of a network; None if ``cfg`` has no such section."""
     return _instantiate(cfg, "weighting") if cfg.get("weighting") else None
+
+
+def _class_of(factory: Any) -> type:
+    """Return the class that a ``functools.partial`` makes objects of; object if it calls a function."""
+    target = factory.func if isinstance(factory, partial) else None
+    return target if isinstance(target, type) else object
 
 
 def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:

@@ -23,13 +23,14 @@ from torch import nn
 
 from mtl.checks import InputError, first_line, format_value, in_one_line, join_names, require, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
+from mtl.networks.base import MultiTaskNetwork
 from mtl.options import Positive, UnbuiltObject, adapter, options_of, sentences
 from mtl.runs.commands import key_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 # Arguments that the program supplies where the section leaves them out
 SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}
-MODULES = ("network", "bottom", "gate", "experts", "heads", "permutation", "weighting")
+MODULES = ("bottom", "gate", "experts", "heads", "permutation", "weighting")
 REFERENCE = re.compile(r"\$\{(\w[\w.]*)\}")  # ${recipe.k}
 REFERRED = re.compile(r"\$\{(?:oc\.select:)?\.*([\w.]+)(?![\w.]*:)")  # the beginning of any reference
 
@@ -133,6 +134,8 @@ class _Check:
             return
         if path[-1] in MODULES and isinstance(target, type) and not issubclass(target, nn.Module):
             yield f"{self._where((*path, '_target_'))}: must name a Module of torch, or a function that makes one"
+        if path == ("network",) and isinstance(target, type) and not issubclass(target, MultiTaskNetwork):
+            yield "network._target_: must name a mtl.MultiTaskNetwork, or a function that makes one; see docs/extend.md"
         known, closed = options(target)
         for name, value in section.items():
             if name in HYDRA:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from mtl.checkpoints.files import read
 from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
+from mtl.networks.base import MultiTaskNetwork
 from mtl.training.distillation import Distillation
 from mtl.types import DataSpec, TaskSpec
 
@@ -33,16 +34,17 @@ class Teacher:
     tasks: Sequence[TaskSpec]
     options: Mapping[str, Any]
 
-    def distillation(self, student: nn.Module, spec: DataSpec) -> Distillation:
+    def distillation(self, student: MultiTaskNetwork, spec: DataSpec) -> Distillation:
         """Return the distillation of the teacher into ``student``, for data described by ``spec``.
 
         Raises InputError if the two cannot be compared. The state of the random generators does not change.
         """
-        wrong = [*self._wrong_tasks(spec), *self._wrong_sizes(getattr(student, "encoder_config", {}))]
+        wrong = [*self._wrong_tasks(spec), *self._wrong_sizes(student.encoder_config)]
         require(not wrong, f"distillation.teacher={self.path} does not fit this run: {'; '.join(wrong)}")
         try:
             with torch.random.fork_rng(devices=[]):
-                network = build.build_network(self.cfg, DataSpec(spec.inputs, self.tasks, spec.extras), fresh=False)
+                described = DataSpec(spec.inputs, self.tasks, spec.extras)
+                network = build.build_network(self.cfg, described, load_pretrained=False)
             network.load_state_dict(self.weights, assign=True)  # without a copy
         except (InputError, RuntimeError) as error:
             reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
@@ -93,7 +95,7 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
             f"distillation.layers=true compares the hidden states of two Transformers, but {title} has "
             f"{str(network.get('_target_')).split('.')[-1]}; distillation.layers=false compares predictions alone",
         )
-    data: Any = build.build_data(config)
+    data = build.build_data(config)
     data.load_state_dict(checkpoint.data())
     return Teacher(path, config, checkpoint.weights(), data.spec.tasks, options)
 

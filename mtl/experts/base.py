@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,12 @@ class Experts(nn.Module, ABC):
 
     ``output_dim`` H: the number of outputs of an expert. ``dropout``: the probability of dropping a unit; ``outputs``
     applies the ``masks`` that it is given (see ``mtl.nn.dropout.Masks``), and no dropout if it is given None. The first
-    dimension of every parameter and buffer must be E, since pruning selects experts along it.
+    dimension of every parameter and buffer must be E, since pruning selects experts along it. ``own_norm``: the outputs
+    are normalised, with the input already added, as at the end of a Transformer's layer.
     """
+
+    input_dim: Any = None  # for ``print``, if the subclass sets it
+    own_norm = False
 
     @validated
     def __init__(self, num_experts: Count, output_dim: int, dropout: Dropout = 0.0) -> None:
@@ -32,9 +36,7 @@ class Experts(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Return the sizes of the experts, as ``print(experts)`` shows them."""
         dropout = f", dropout={self.dropout}" if self.dropout else ""
-        return (
-            f"experts={self.num_experts}, inputs={getattr(self, 'input_dim', None)}, outputs={self.output_dim}{dropout}"
-        )
+        return f"experts={self.num_experts}, inputs={self.input_dim}, outputs={self.output_dim}{dropout}"
 
     @abstractmethod
     def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,15 @@ class Gate(KeepsBufferPrecision):
     all tasks. ``columns`` names raw inputs that a per-example gate sees instead of ``x``, for example to tell scenarios
     apart. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when
     shared, else T) as leading dimension and ``width`` (D, or that of the columns) as last. ``sums_to_one`` says whether
-    the weights of a sample always sum to one, ``reads_inputs`` whether they depend on a raw input.
+    the weights of a sample always sum to one, ``reads_inputs`` whether they depend on a raw input. ``option_buffers``
+    names buffers that are options: a run that starts from the weights of another one keeps its own. ``budgeted``: the
+    gates, perhaps of other layers, whose parameters an auxiliary loss of this gate reads.
     """
 
     sums_to_one = True
     reads_inputs = False
+    option_buffers: ClassVar[tuple[str, ...]] = ()
+    budgeted: Sequence[Gate] = ()
 
     @validated
     def __init__(
@@ -166,6 +171,14 @@ class Gate(KeepsBufferPrecision):
         ``persistent``: evaluation, or a run that resumes without the schedule, depends on it.
         """
         self.register_buffer(name, torch.tensor(float(value)), persistent=persistent)
+
+
+@runtime_checkable
+class DrawsConnections(Protocol):
+    """A gate that draws at random which tasks use which experts."""
+
+    def probabilities(self) -> Tensor:
+        """Return the probability of each connection, ``[T, E]``."""
 
 
 def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:

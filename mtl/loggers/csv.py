@@ -13,12 +13,13 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.files.records import own_file
 from mtl.files.writing import reported, write_csv
+from mtl.loggers.base import RunLogger
 from mtl.options import Long, Name, validated
 
 Row = dict[str, Any]
 
 
-class CSVLog(CSVLogger):
+class CSVLog(RunLogger, CSVLogger):
     """Write the logged values to ``<save_dir>/<name>/metrics.csv``, one row for each call.
 
     A resumed run keeps the rows up to the step that it resumes from, and appends to them. Rows are written to the file

@@ -17,12 +17,13 @@ import mtl
 from mtl.checks import require_packages
 from mtl.files.records import flatten, own_file
 from mtl.files.writing import write_text
+from mtl.loggers.base import RunLogger
 
 LONGEST = 250  # characters of an option that Lightning writes
 MODEL = "model"  # folder of the network among the artifacts of the run
 
 
-class MLflowLog(MLFlowLogger):
+class MLflowLog(RunLogger, MLFlowLogger):
     """Log to the database ``<save_dir>/mlflow/mlflow.db``, or to the server at ``tracking_uri``.
 
     A run that is resumed in its folder continues the same MLflow run, whose id is in ``<save_dir>/mlflow/run_id``.

@@ -14,6 +14,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from mtl.files.literals import printable
 from mtl.files.records import flatten
+from mtl.loggers.base import RunLogger
 
 MOST = 40  # values of a test beside its loss
 CHOICES = ("data", "network", "gate", "weighting")
@@ -28,7 +29,7 @@ def compared(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, int | float) else str(value) for name, value in options.items()}
 
 
-class TensorBoardLog(TensorBoardLogger):
+class TensorBoardLog(RunLogger, TensorBoardLogger):
     """Write curves and pictures to ``save_dir``, whose name TensorBoard shows as the run.
 
     TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
@@ -69,7 +70,7 @@ class TensorBoardLog(TensorBoardLogger):
         self.experiment.add_text("run", "\n".join(f"    {printable(line)}" for line in lines))
 
     @rank_zero_only
-    def log_text(self, name: str, text: str) -> None:
+    def log_markdown(self, name: str, text: str) -> None:
         """Show ``text``, in Markdown, on the page TEXT."""
         self.experiment.add_text(name, text)
 

@@ -9,9 +9,10 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.checks import require_packages
+from mtl.loggers.base import RunLogger
 
 
-class WandbLog(WandbLogger):
+class WandbLog(RunLogger, WandbLogger):
     """Log to the folder ``<save_dir>/wandb/``, and with ``mode="online"`` to the server.
 
     A run that is resumed in its folder continues the same Weights & Biases run, whose id is part of the folder names

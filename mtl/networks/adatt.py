@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
+from mtl.networks.base import MultiTaskNetwork
 from mtl.networks.cgc import OwnedExperts
-from mtl.networks.heads import Heads, SumHeads, wanted_tasks
+from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.ple import Levels
 from mtl.options import Count, CountOrZero, validated
-from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
+from mtl.types import DataSpec, Routing
 
 
 class FusionGate(Gate):
@@ -62,7 +63,7 @@ class FusionGate(Gate):
         return {**self.fusion.task_parameters(), self.native: range(self.num_tasks)}
 
 
-class AdaTT(nn.Module):
+class AdaTT(MultiTaskNetwork):
     """Bottom, ``num_levels`` levels of experts, one head per task.
 
     In each level a task has ``num_own`` experts, and there are ``num_shared`` of all tasks. The mixture of a task is
@@ -86,9 +87,7 @@ class AdaTT(nn.Module):
         static_gate: bool = False,
         execution: Execution = "auto",
     ) -> None:
-        super().__init__()
-        self.tasks = list(spec.tasks)
-        self.bottom = bottom(inputs=spec.inputs)
+        super().__init__(spec, bottom)
         shape: Any = self.bottom.output_dim  # D, or (C, H, W)
         counts = [num_own] * len(self.tasks) + [num_shared] * (num_shared > 0)
         self.levels = Levels()
@@ -107,11 +106,9 @@ class AdaTT(nn.Module):
             shape = owned.output_dim
         self.heads = heads(tasks=self.tasks, input_dim=shape)
 
-    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
-        x, routings = self.levels(self.bottom(inputs), inputs, wanted)
-        return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings), representation=x)
+    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+        """See ``MultiTaskNetwork``."""
+        return self.levels(x, inputs, wanted)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return the parameters that single tasks reach: heads, and the gates of the last level."""

@@ -8,12 +8,13 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from mtl.checks import require
-from mtl.networks.heads import Heads, wanted_tasks
+from mtl.networks.base import MultiTaskNetwork, wanted_tasks
+from mtl.networks.heads import Heads
 from mtl.options import Name, Some, validated
-from mtl.types import DataSpec, NetworkOutput
+from mtl.types import DataSpec, NetworkOutput, Routing
 
 
-class SharedBottom(nn.Module):
+class SharedBottom(MultiTaskNetwork):
     """One bottom and one stack of dense layers for all tasks, one head per task."""
 
     @validated
@@ -24,20 +25,16 @@ class SharedBottom(nn.Module):
         experts: Callable[..., nn.Module],
         heads: Callable[..., Heads],
     ) -> None:
-        super().__init__()
-        self.tasks = list(spec.tasks)
-        self.bottom = bottom(inputs=spec.inputs)
+        super().__init__(spec, bottom)
         self.trunk = experts(num_experts=1, input_dim=self.bottom.output_dim)
         self.heads = heads(tasks=self.tasks, input_dim=self.trunk.output_dim)
 
-    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
-        shared = self.trunk(self.bottom(inputs)).expand(-1, len(wanted), -1)  # [B, T, H]
-        return NetworkOutput(self.heads(shared, wanted), representation=shared)
+    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+        """See ``MultiTaskNetwork``."""
+        return self.trunk(x).expand(-1, len(wanted), -1), {}
 
 
-class Grouped(nn.Module):
+class Grouped(MultiTaskNetwork):
     """A separate ``SharedBottom`` for each of the ``groups`` of tasks; None: one group of all."""
 
     @validated
@@ -49,8 +46,7 @@ class Grouped(nn.Module):
         experts: Callable[..., nn.Module],
         heads: Callable[..., Heads],
     ) -> None:
-        super().__init__()
-        self.tasks = list(spec.tasks)
+        super().__init__(spec)
         specs = {task.name: task for task in spec.tasks}
         groups = [list(specs)] if groups is None else groups
         fits = sorted(name for group in groups for name in group) == sorted(specs)

@@ -183,8 +183,6 @@ class HashedTable(nn.Module):
     row of its own. The paper's weights of the two rows, two numbers for each id, are left out.
     """
 
-    is_hashed = True
-
     def __init__(self, table: nn.Embedding | nn.EmbeddingBag) -> None:
         super().__init__()
         self.table = table

@@ -22,7 +22,7 @@ class Component(nn.Module):
     """Base of all components: maps ``[B, *input_dim]`` to ``[B, *output_dim]``."""
 
     output_dim: Shape
-    kind: str  # a short name, for reports
+    kind = ""  # a short name, for reports; "": that of the class
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:

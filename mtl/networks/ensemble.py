@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.checks import require
+from mtl.networks.base import MultiTaskNetwork
 from mtl.nn.functional import at_least_float32
-from mtl.types import NetworkOutput, Routing, TaskSpec
+from mtl.types import DataSpec, NetworkOutput, Routing, TaskSpec
 
 FEATURES = "\0features"  # the input that holds the output of the bottom that members share
 
@@ -28,25 +29,23 @@ class Features(nn.Module):
         return inputs[FEATURES]
 
 
-class Ensemble(nn.Module):
+class Ensemble(MultiTaskNetwork):
     """Predict the mean of K networks that differ in their initial weights (Lakshminarayanan et al. 2017).
 
-    If the members have an attribute ``bottom``, which maps the inputs to features, all use that of the first, as in
+    If the members have a ``bottom``, which maps the inputs to features, all use that of the first, as in
     TabM (Gorishniy et al. 2024, arXiv 2410.24210): with many columns it costs more than all else. Each of the
     ``members`` has a loss of its own, so none learns to make up for the mistakes of the others. The mean is that of
     probabilities, of rates (``loss=poisson``), and of the other regressions' outputs. Auxiliary losses are means over
     the members.
     """
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        first: Any = members[0]
-        self.bottom: nn.Module | None = getattr(first, "bottom", None)
+    def __init__(self, members: Sequence[MultiTaskNetwork]) -> None:
+        super().__init__(DataSpec({}, members[0].tasks))
+        self.bottom = members[0].bottom
         if self.bottom is not None:
             for member in members:
                 member.bottom = Features(self.bottom.output_dim)
         self.members = nn.ModuleList(members)
-        self.tasks: list[TaskSpec] = first.tasks
         spans = [task.name for task in self.tasks if task.kind == "span"]
         require(
             not spans, f"ensemble={len(members)}: there are no ensembles for tasks of kind span: {', '.join(spans)}"
@@ -70,10 +69,8 @@ class Ensemble(nn.Module):
 
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
         """Return the options of the members' parameters."""
-        found: dict[nn.Parameter, dict[str, float]] = {}
-        for member in self.members:
-            found |= getattr(member, "parameter_options", dict)()
-        return found
+        members: Any = self.members
+        return {p: options for member in members for p, options in member.parameter_options().items()}
 
 
 def mean_prediction(task: TaskSpec, members: Tensor) -> Tensor:

@@ -139,14 +139,3 @@ class SumHeads(nn.Module):
     def only(self, task: int) -> SumHeads:
         """Return the same for one task."""
         return SumHeads([self.tasks[task]], self.input_dim)
-
-
-def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:
-    """Return the indices of the named tasks, in the order of ``tasks``; None means all."""
-    if names is None:
-        return list(range(len(tasks)))
-    unknown = set(names) - {task.name for task in tasks}
-    there = ", ".join(task.name for task in tasks)
-    require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {there}")
-    chosen = set(names)
-    return [index for index, task in enumerate(tasks) if task.name in chosen]

@@ -12,13 +12,14 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
-from mtl.networks.heads import Heads, SumHeads, wanted_tasks
+from mtl.networks.base import MultiTaskNetwork
+from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.options import Count, validated
-from mtl.types import DataSpec, NetworkOutput, sum_losses
+from mtl.types import DataSpec, Routing
 
 
-class MMoE(nn.Module):
+class MMoE(MultiTaskNetwork):
     """Bottom, stacked experts, one gate per task on the bottom's output, one head per task.
 
     ``bottom(inputs=)``, ``experts(num_experts=, input_dim=)``, ``gate(num_tasks=, num_experts=, input_dim=, inputs=)``
@@ -42,11 +43,9 @@ class MMoE(nn.Module):
         permutation: Callable[..., Permutation] | None = None,
         gate_trunk: Callable[..., nn.Module] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(spec, bottom)
         fits = not (static_gate and gate_trunk)
         require(fits, "static_gate=true: a static gate has no input, so remove gate_trunk")
-        self.tasks = list(spec.tasks)
-        self.bottom = bottom(inputs=spec.inputs)
         shape: Any = self.bottom.output_dim  # D, or (C, H, W)
         self.mixture = MixtureOfExperts(
             shape,
@@ -62,10 +61,7 @@ class MMoE(nn.Module):
         )
         self.heads = heads(tasks=self.tasks, input_dim=self.mixture.experts.output_dim)
 
-    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
-        x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
-        mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, H]
-        routings = {"mixture": routing}
-        return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings), representation=mixed)
+    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+        """See ``MultiTaskNetwork``."""
+        mixed, routing = self.mixture(x, inputs, wanted)
+        return mixed, {"mixture": routing}

@@ -15,14 +15,15 @@ from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, permuted
+from mtl.networks.base import MultiTaskNetwork
 from mtl.networks.cgc import CGCGate, OwnedExperts
-from mtl.networks.heads import Heads, SumHeads, wanted_tasks
+from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.options import Count, CountOrZero, validated
-from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
+from mtl.types import DataSpec, Routing
 
 
-class PLE(nn.Module):
+class PLE(MultiTaskNetwork):
     """Bottom, ``num_levels`` CGC layers, one head per task.
 
     In every level task k sees ``num_experts`` experts, ``num_own`` of its own and the others shared by all tasks, and
@@ -50,15 +51,13 @@ class PLE(nn.Module):
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(spec, bottom)
         require(num_own <= num_experts, f"num_own={num_own}: must be at most num_experts={num_experts}")
         require(
             num_levels == 1 or 0 < num_own < num_experts,
             f"num_own={num_own}: a task sees {num_experts} experts (num_experts); with num_levels={num_levels}, some "
             "must be its own and some shared",
         )
-        self.tasks = list(spec.tasks)
-        self.bottom = bottom(inputs=spec.inputs)
         shape: Any = self.bottom.output_dim  # D, or (C, H, W)
         num_tasks, num_shared = len(self.tasks), num_experts - num_own
         counts = {num_tasks: num_shared, **dict.fromkeys(range(num_tasks), num_own)}  # the shared experts come first
@@ -80,11 +79,9 @@ class PLE(nn.Module):
         GumbelMatrixGate.share_budget(budgeted)
         self.heads = heads(tasks=self.tasks, input_dim=shape)
 
-    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
-        x, routings = self.levels(self.bottom(inputs), inputs, wanted)
-        return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings), representation=x)
+    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+        """See ``MultiTaskNetwork``."""
+        return self.levels(x, inputs, wanted)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return the parameters that single tasks reach, with the indices of the tasks.

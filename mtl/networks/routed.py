@@ -17,8 +17,9 @@ from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
+from mtl.networks.base import MultiTaskNetwork, wanted_tasks
 from mtl.networks.components import Component, Shape
-from mtl.networks.heads import Heads, SeparateHeads, SumHeads, wanted_tasks
+from mtl.networks.heads import Heads, SeparateHeads, SumHeads
 from mtl.nn.linear import matching
 from mtl.options import Count, Share, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
@@ -134,7 +135,7 @@ class RoutedLayer(nn.Module):
         return layer
 
 
-class RoutedNetwork(nn.Module):
+class RoutedNetwork(MultiTaskNetwork):
     """Bottom, ``stem``, routed ``layers`` and one head per task.
 
     ``layers``: see ``Layer``. ``gate(num_tasks=, num_experts=, input_dim=None, inputs=)`` builds the gate of a layer.
@@ -153,9 +154,7 @@ class RoutedNetwork(nn.Module):
         dropout: Share = 0.0,
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
-        super().__init__()
-        self.tasks = list(spec.tasks)
-        self.bottom = bottom(inputs=spec.inputs)
+        super().__init__(spec, bottom)
         shape: Any = self.bottom.output_dim
         self.stem, shape = chain(stem, shape)
 
@@ -198,6 +197,10 @@ class RoutedNetwork(nn.Module):
         options = {p: {"weight_decay": 0.0} for name, p in self.named_parameters() if name.endswith("bias")}
         faster = {"lr_factor": float(len(self.tasks)), "weight_decay": 0.0}
         return options | {parameter: faster for gate in self._gates() for parameter in gate.parameters()}
+
+    def fsdp_units(self) -> Sequence[nn.Module]:
+        """See ``MultiTaskNetwork``."""
+        return list(self.layers)
 
 
 def chain(factories: Sequence[Factory], shape: Shape) -> tuple[nn.Module, Shape]:

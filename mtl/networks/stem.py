@@ -12,8 +12,9 @@ from mtl.checks import require
 from mtl.experts.base import Experts, mix
 from mtl.experts.dispatch import Dispatch
 from mtl.gates.base import Gate
+from mtl.networks.base import MultiTaskNetwork, wanted_tasks
 from mtl.networks.cgc import OwnedExperts
-from mtl.networks.heads import Heads, SumHeads, wanted_tasks
+from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.options import Count, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
@@ -61,7 +62,7 @@ class OwnBackward(Dispatch):
         return mix(outputs, own) + mix(outputs.detach(), weights - own)
 
 
-class STEM(nn.Module):
+class STEM(MultiTaskNetwork):
     """A bottom of each task and a shared one, experts on each, a gate over all experts, one head per task (STEM-Net).
 
     ``num_own`` experts of each task read its bottom, ``num_shared`` the shared one. Every task mixes all of them, but
@@ -82,8 +83,8 @@ class STEM(nn.Module):
         heads: Callable[..., Heads | SumHeads],
         static_gate: bool = False,
     ) -> None:
-        super().__init__()
-        self.tasks, count = list(spec.tasks), len(spec.tasks)
+        super().__init__(spec)
+        count = len(self.tasks)
         self.bottoms = nn.ModuleList(bottom(inputs=spec.inputs) for _ in range(count + 1))  # the last is shared
         width: Any = self.bottoms[0].output_dim
         require(isinstance(width, int), "network=stem: tasks share embeddings of rows, and images have none")

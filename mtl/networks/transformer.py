@@ -16,7 +16,8 @@ from mtl.experts.ffn import StackedFFN
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.gates.separate import joined, separate_gates, task_key
-from mtl.networks.heads import Heads, wanted_tasks
+from mtl.networks.base import MultiTaskNetwork, wanted_tasks
+from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing
 from mtl.networks.pretrained import encoder
@@ -41,7 +42,7 @@ class TransformerLayer(nn.Module):
         self.mixture = feed_forward if isinstance(feed_forward, MixtureOfExperts) else None
         self.dense = None if self.mixture is not None else feed_forward
         experts = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-        self.norm = None if getattr(experts, "own_norm", False) else norm
+        self.norm = None if experts.own_norm else norm
         self.dropout = nn.Dropout(attention.output.dropout.p)
 
     def forward(
@@ -66,7 +67,7 @@ class TransformerLayer(nn.Module):
         return y if self.norm is None else self.norm(x + self.dropout(y.to(x.dtype))), routing
 
 
-class Transformer(nn.Module):
+class Transformer(MultiTaskNetwork):
     """A Transformer encoder with mixtures of feed-forward experts, one gate and one head per task.
 
     Input ``tokens [B, S]``, and ``segments [B, S]`` if there are two texts. A task's head reads the state of the first
@@ -82,8 +83,11 @@ class Transformer(nn.Module):
 
     Experts start as copies of the dense layer (``start="copy"``), or as parts of it: its most important neurons
     (``"importance"``, from the file ``importance`` that ``mtl neurons`` writes) or random neurons (``"random"``).
-    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds).
+    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds). Without ``load_pretrained``
+    no file is read, since all weights will come from a checkpoint.
     """
+
+    reads_files = True
 
     @validated
     def __init__(
@@ -103,14 +107,14 @@ class Transformer(nn.Module):
         shared_neurons: CountOrZero | None = None,
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
-        fresh: bool = True,
+        load_pretrained: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(spec)
         tokens = spec.inputs.get("tokens")
         require(isinstance(tokens, Tokens), f"network=transformer reads tokens; this data has {', '.join(spec.inputs)}")
         assert isinstance(tokens, Tokens)
-        self.tasks, self.pad, self.by_sentence = list(spec.tasks), tokens.pad, route == "sentence"
-        model = encoder(pretrained, config, tokens.vocab, dropout, fresh)
+        self.pad, self.by_sentence = tokens.pad, route == "sentence"
+        model = encoder(pretrained, config, tokens.vocab, dropout, load_pretrained)
         size, depth = model.config.hidden_size, model.config.num_hidden_layers
         longest = model.config.max_position_embeddings
         require(
@@ -120,7 +124,7 @@ class Transformer(nn.Module):
         chosen = range(depth) if mixture_layers is None else mixture_layers
         wrong = [layer for layer in chosen if not 0 <= layer < depth]
         require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
-        self.encoder_config: dict[str, Any] = model.config.to_diff_dict()
+        self.encoder_config = model.config.to_diff_dict()
         self.attention_config = model.config
         self.start, self.vocabulary = ExpertStart(start, importance, shared_neurons, depth), tokens.digest
         self.embeddings = model.embeddings
@@ -136,7 +140,7 @@ class Transformer(nn.Module):
                 continue
             built = experts(num_experts=num_experts, input_dim=size)
             gates = separate_gates(gate, names, num_experts, size, ids)
-            reader = next((part for part in gates.modules() if getattr(part, "reads_inputs", False)), None)
+            reader = next((part for part in gates.modules() if isinstance(part, Gate) and part.reads_inputs), None)
             require(
                 reader is None or not self.by_sentence,
                 f"network.route=sentence: {type(reader).__name__} routes each token by its id; use network.route=token",
@@ -144,7 +148,7 @@ class Transformer(nn.Module):
             mixture = MixtureOfExperts(
                 size, len(names), num_experts, gates, built, permutation=permutation, execution=execution
             )
-            if fresh:
+            if load_pretrained:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
                 built.load_state_dict(self.start.weights(index, built, weights))
             layers.append(TransformerLayer(layer.attention, mixture, norm))
@@ -217,7 +221,11 @@ class Transformer(nn.Module):
             "of their run names",
         )
 
-    def adapt(self, state: dict[str, Any]) -> dict[str, Any]:
+    def fsdp_units(self) -> Sequence[nn.Module]:
+        """See ``MultiTaskNetwork``."""
+        return list(self.layers)
+
+    def convert_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         """Convert the weights of another run's Transformer to the names and shapes of this one.
 
         Its dense layers become experts, as ``start`` says. A task with ``gate_from`` gets a copy of that task's gate.

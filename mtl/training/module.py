@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from mtl.chains import check_chains, joint_logits
 from mtl.checks import join_names, require
 from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.loggers.base import run_loggers
+from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.nn.functional import has_float64
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
@@ -52,7 +54,7 @@ class MultiTaskModule(LightningModule):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: MultiTaskNetwork,
         tasks: Sequence[TaskSpec],
         optimizer: Callable[..., torch.optim.Optimizer],
         config: Mapping[str, Any] | None = None,
@@ -61,6 +63,7 @@ class MultiTaskModule(LightningModule):
         table_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     ) -> None:
         super().__init__()
+        check_network(network)
         check_chains(tasks, "task ")
         self.network = network
         self.tasks = {task.name: task for task in tasks}
@@ -164,9 +167,8 @@ class MultiTaskModule(LightningModule):
         # After a validation within the epoch, callbacks read its values at the end of the epoch
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
         self._metrics = {}
-        for logger in self.loggers:  # a logger with its own file drops the rows that a resumed run computes again
-            if hasattr(logger, "resume_at"):
-                logger.resume_at(self.trainer.global_step)
+        for logger in run_loggers(self.loggers):
+            logger.resume_at(self.trainer.global_step)
 
     def task_losses(self, output: NetworkOutput, batch: Batch, metered: bool = True) -> Terms:
         """Return the weighted losses of the tasks of a batch; ``metered``: they count in the means of the epoch.
@@ -234,8 +236,9 @@ class MultiTaskModule(LightningModule):
         """
         tables = {id(table) for table in self._tables}
         parameters = [one for one in self.parameters() if one.requires_grad and id(one) not in tables]
-        asked: dict[nn.Parameter, dict[str, float]] = getattr(self.network, "parameter_options", dict)()
-        asked = asked | {parameter: {"weight_decay": 0.0} for parameter in self.weighting.parameters()}
+        asked = self.network.parameter_options() | {
+            parameter: {"weight_decay": 0.0} for parameter in self.weighting.parameters()
+        }
         defaults = self._optimizer([nn.Parameter(torch.zeros(1))]).defaults
         groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}
         for parameter in parameters:

@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from mtl.checkpoints.parts import DIVIDED, forget_parts, joined, read_parts, write_parts
 from mtl.distributed import local_shard
+from mtl.gates.base import Gate
+from mtl.networks.base import MultiTaskNetwork
 from mtl.options import Count, validated
 
 
@@ -125,16 +127,15 @@ class ShardedStrategy(ModelParallelStrategy):
     on_validation_end = on_test_end = on_predict_end = release_units
 
 
-def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows: int) -> None:
+def shard(network: MultiTaskNetwork, weighting: nn.Module, mesh: DeviceMesh, split_rows: int) -> None:
     """Divide ``network`` and ``weighting`` among the processes of ``mesh``; see ``ShardedStrategy``.
 
-    Large tables of the network's ``bottom`` are divided by rows. FSDP's units are the network's ``layers``
+    Large tables of the network's ``bottom`` are divided by rows. FSDP's units are the network's ``fsdp_units``
     (unless Gumbel-Matrix gates have a budget), the rest of the network, and ``weighting``. A unit's gradients are
     divided as soon as they are complete.
     """
-    tables: list[Any] = [
-        table for table in getattr(network, "bottom", nn.Module()).modules() if type(table) is nn.Embedding
-    ]
+    parts = [] if network.bottom is None else network.bottom.modules()
+    tables: list[Any] = [table for table in parts if type(table) is nn.Embedding]
     tables = [table for table in tables if table.padding_idx is None and table.num_embeddings >= split_rows]
     for table in tables:
         rows = distribute_tensor(table.weight.detach(), mesh, [Shard(0)])
@@ -147,8 +148,8 @@ def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows
                 dist.broadcast(value.detach(), 0)  # equal in all processes, as with DDP
     split = {table.weight for table in tables}
     # The budget of Gumbel-Matrix gates reads the gates of all layers, so these must be whole together
-    budgeted = any(getattr(part, "budgeted", ()) for part in network.modules())
-    for layer in () if budgeted else getattr(network, "layers", ()):
+    budgeted = any(part.budgeted for part in network.modules() if isinstance(part, Gate))
+    for layer in () if budgeted else network.fsdp_units():
         fully_shard(layer, mesh=mesh)
     fully_shard(network, mesh=mesh, ignored_params=split)
     if any(True for _ in weighting.parameters()):

@@ -6,7 +6,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from mtl.files.writing import check_place, reported, write_bytes
 from mtl.predictions import readable
-from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
+from mtl.types import Bag, Categorical, Exportable, Image, InputSpec, Numeric
 
 
 class Readable(nn.Module):
@@ -41,17 +41,17 @@ def exportable(network: nn.Module) -> nn.Module:
     compute all experts; where the gate is static, experts that no task uses are left out.
     """
     copied = copy.deepcopy(network).eval()
-    replace_parts(copied, "constant")
+    replace_parts(copied, Exportable, lambda part: part.constant())
     return copied
 
 
-def replace_parts(module: nn.Module, method: str, *args: Any) -> None:
-    """Replace each submodule of ``module`` that has the ``method`` by the result of this method."""
+def replace_parts(module: nn.Module, kind: Any, change: Callable[[Any], nn.Module]) -> None:
+    """Replace each submodule of a ``kind`` that is in no other one by ``change`` of it."""
     for name, child in list(module.named_children()):
-        if hasattr(child, method):
-            setattr(module, name, getattr(child, method)(*args))
+        if isinstance(child, kind):
+            setattr(module, name, change(child))
         else:
-            replace_parts(child, method, *args)
+            replace_parts(child, kind, change)
 
 
 def made_up(inputs: Mapping[str, InputSpec], rows: int = 256) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.predictions import conditional
+from mtl.types import Prunable
 from mtl.use import program
 from mtl.use.export import difference
 from mtl.use.program import replace_parts
@@ -27,9 +28,9 @@ from mtl.use.trained import load
 def prune(network: nn.Module, task: str) -> nn.Module:
     """Return a copy of the part of ``network`` that ``task`` uses; it predicts only this task, with fixed weights.
 
-    Its outputs equal those of the network in evaluation. Every module with a method ``only(task)`` (mixtures with
-    static gates, routed layers, heads) is replaced by the result of that method. Raises InputError if a gate
-    depends on the example, or if the network has no gate at all.
+    Its outputs equal those of the network in evaluation. Every ``Prunable`` module (mixtures with static gates, routed
+    layers, heads) is replaced by its part. Raises InputError if a gate depends on the example, or if the network has no
+    gate at all.
     """
     pruned: Any = copy.deepcopy(network).eval()  # prune by the weights of evaluation
     layers = [module for module in network.modules() if isinstance(module, MixtureOfExperts | RoutedLayer)]
@@ -37,7 +38,7 @@ def prune(network: nn.Module, task: str) -> nn.Module:
     names = [spec.name for spec in pruned.tasks]
     require(task in names, f"no task {task!r}; the tasks are {', '.join(names)}")
     index = names.index(task)
-    replace_parts(pruned, "only", index)
+    replace_parts(pruned, Prunable, lambda part: part.only(index))
     pruned.tasks = [replace(pruned.tasks[index], after=None)]
     result: nn.Module = pruned.eval()  # includes the replaced parts
     return result

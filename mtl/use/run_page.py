@@ -138,7 +138,7 @@ def _tested(
     cfg = config_to_load(checkpoint, trust)
     has = checkpoint.config(trust)["data"]
     cfg.data.update({option: value for option, value in places.items() if option in has})
-    data: Any = build.build_data(cfg)
+    data = build.build_data(cfg)
     if frames:
         data.frames = frames
     data.load_state_dict(checkpoint.data(), test_only=True)
@@ -147,7 +147,7 @@ def _tested(
     data.setup()
     model = model_of(checkpoint, cfg)
     found = _predicted(model, data)
-    rows = data.split_rows()["test"] if hasattr(data, "split_rows") and model.labelled is not None else None
+    rows = data.split_rows()["test"] if model.labelled is not None else None
     return Tested(model, int(checkpoint.get("epoch", 0)), found, rows, changes)
 
 

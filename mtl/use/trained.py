@@ -322,7 +322,7 @@ def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device
     with using(checkpoint):
         data: Any = build.build_data(cfg)
         data.load_state_dict(checkpoint.data())
-        network = build.build_network(cfg, checkpoint.calibrated(data.spec), fresh=False)
+        network = build.build_network(cfg, checkpoint.calibrated(data.spec), load_pretrained=False)
     return _model(checkpoint, network, data, device)
 
 
@@ -338,7 +338,7 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
         raise InputError(f"device={format_value(device)}: {first_line(error)}") from error
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
-    encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
+    encoder, labelled = data.row_encoder, data.labelled
     metrics, baselines = checkpoint.get("metrics"), checkpoint.get("baselines")
     if not metrics:
         record = _tested(checkpoint.path)

@@ -96,7 +96,7 @@ def test_run_and_file_are_told_from_options_and_flags(
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv", "rows.parquet"])
 def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    data = SimpleNamespace(source_files=lambda: {"data.path": tmp_path / name}, training_sample=None)
+    data = SimpleNamespace(source_files=lambda: {"data.path": tmp_path / name}, labelled=min)
     commands = next_commands(OmegaConf.create({"choices": {}}), data, Path("outputs/run"))
     assert commands[0].endswith(f" predict outputs/run {tmp_path / name}")
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit, softmax
-from torch import nn
 
 import mtl
 from mtl.checks import InputError
@@ -22,6 +21,7 @@ from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 from mtl.use.trained import load
 from tests.integration.helpers import compose_small, resume_small
+from tests.standins import bare_network
 
 TASKS = [TaskSpec("click", "binary"), TaskSpec("size", "multiclass", 3), TaskSpec("price", "regression")]
 SPEC = DataSpec({"x": Numeric(4)}, TASKS)
@@ -105,11 +105,8 @@ def test_members_share_a_bottom_and_nothing_else() -> None:
 
 
 def test_tasks_that_find_an_answer_have_no_ensemble() -> None:
-    class Answers(nn.Module):
-        tasks = (TaskSpec("answer", "span"),)
-
     with pytest.raises(InputError, match="ensemble=2: there are no ensembles for tasks of kind span: answer"):
-        Ensemble([Answers(), Answers()])
+        Ensemble([bare_network(TaskSpec("answer", "span")) for _ in range(2)])
 
 
 @pytest.mark.parametrize("words", [("network=shared_bottom",), ("gate=topk",), ("network=single_task",)])

@@ -67,7 +67,7 @@ def test_experts_are_parts_of_the_dense_layer(start: str, own_norm: bool, tmp_pa
     options = {"importance": str(file)} if start == "importance" else {}
     network = transformer(SoftmaxGate, width=16, start=start, shared_neurons=4, own_norm=own_norm, **options)
     state = dense.state_dict()
-    network.load_state_dict(network.adapt(dict(state)), strict=False)
+    network.load_state_dict(network.convert_state_dict(dict(state)), strict=False)
     for index, layer in enumerate(network.layers):
         experts, original = layer.mixture.experts, state[f"layers.{index}.dense.up.weight"][0]  # [E, 16, D], [64, D]
         neurons = [[int((original == row).all(1).nonzero()) for row in expert] for expert in experts.up.weight]
@@ -102,14 +102,14 @@ def test_gate_of_another_task() -> None:
     network = transformer(GATES["comet"], seed=7, spec=spec)
     fresh = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
     known = old.state_dict()
-    network.load_state_dict(network.adapt(old.state_dict()), strict=False)
+    network.load_state_dict(network.convert_state_dict(old.state_dict()), strict=False)
     for key, value in network.state_dict().items():
         if "by_task" in key:
             expected = fresh[key] if "task_y" in key else known[key.replace("task_x", "task_b%2Ec")]
             assert torch.equal(value, expected), key
     spec = DataSpec(SPEC.inputs, [TaskSpec("x", "binary", gate_from="nobody")])
     with pytest.raises(InputError, match="gate_from=nobody"):
-        transformer(GATES["comet"], spec=spec).adapt(old.state_dict())
+        transformer(GATES["comet"], spec=spec).convert_state_dict(old.state_dict())
 
 
 def test_weights_of_another_vocabulary_are_refused() -> None:
@@ -120,6 +120,6 @@ def test_weights_of_another_vocabulary_are_refused() -> None:
     old = network("one").state_dict()
     network("one").load_state_dict(old)
     network("").load_state_dict(old)
-    for load in (network("two").load_state_dict, network("two").adapt):
+    for load in (network("two").load_state_dict, network("two").convert_state_dict):
         with pytest.raises(InputError, match="another vocabulary"):
             load(dict(old))

@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import mtl
 from mtl.checks import InputError
+from mtl.loggers.base import RunLogger
 from mtl.loggers.mlflow import MLflowLog
 from mtl.loggers.pictures import save_picture
 from mtl.loggers.tensorboard import TensorBoardLog
@@ -65,7 +66,7 @@ def test_tensorboard_compares_options_and_tests(tmp_path: Path) -> None:
     )
 
 
-class Shower:
+class Shower(RunLogger):
     """A logger that shows pictures."""
 
     def __init__(self) -> None:

@@ -24,6 +24,7 @@ from mtl.training.metrics import Rows, auroc, higher_is_better, ranking, value_o
 from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
 from tests.losses import summed_loss
+from tests.standins import bare_network
 
 NUMBERED = ("ndcg@2", "hit_rate@1", "precision@30%", "recall@30%", "lift@30%")
 CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *NUMBERED))
@@ -262,7 +263,7 @@ def test_averages_are_there_only_if_they_mean_something(tasks: list[TaskSpec], n
     assert whole == ["loss", *names]
     assert [name for name in evaluation.compute() if "/" not in name] == whole
     optimizer: Callable[..., Any] = torch.optim.SGD
-    logged = MultiTaskModule(torch.nn.Linear(1, 1), tasks, optimizer).logged_names()
+    logged = MultiTaskModule(bare_network(), tasks, optimizer).logged_names()
     assert [name for name in logged if "average" in name] == [f"val/{name}" for name in names]
 
 

@@ -28,6 +28,7 @@ from mtl.cli.run import HARMLESS_WARNINGS
 from mtl.runs.signals import SIGNALS, Stopped, stop_signals
 from mtl.training.module import MultiTaskModule
 from mtl.types import TaskSpec
+from tests.standins import bare_network
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{message}") for message in HARMLESS_WARNINGS]
 
@@ -172,7 +173,7 @@ def test_early_stopping_says_why_and_takes_a_new_patience(tmp_path: Path, caplog
 
 def checked(*callbacks: Callback) -> None:
     """Check what the ``callbacks`` of a run monitor."""
-    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary"), TaskSpec("b", "regression")], None)
+    module = MultiTaskModule(bare_network(), [TaskSpec("a", "binary"), TaskSpec("b", "regression")], None)
     run: Any = SimpleNamespace(callbacks=list(callbacks))
     MonitorCheck().on_fit_start(run, module)
 

@@ -22,6 +22,7 @@ from mtl.nn import functional
 from mtl.training import evaluation, module
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
+from tests.standins import bare_network
 
 TASKS = [TaskSpec("click", "binary"), TaskSpec("stars", "regression", mean=3.0), TaskSpec("genre", "multiclass", 3)]
 SPEC = DataSpec({"user": Categorical(5), "age": Numeric(2)}, TASKS)
@@ -91,7 +92,7 @@ def test_evaluation_stays_on_the_cpu() -> None:
 
 @pytest.mark.parametrize(("std", "refused"), [(20.0, True), (1e6, False)])
 def test_labels_that_need_float64_are_refused(std: float, refused: bool) -> None:
-    made = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("t", "regression", mean=1.7e9, std=std)], torch.optim.SGD)
+    made = MultiTaskModule(bare_network(), [TaskSpec("t", "regression", mean=1.7e9, std=std)], torch.optim.SGD)
     made.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))
     if not refused:
         return made.setup("fit")

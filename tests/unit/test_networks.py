@@ -23,6 +23,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.networks.stem import STEM
+from mtl.training.module import MultiTaskModule
 from mtl.types import Categorical, DataSpec, NetworkOutput, Numeric, TaskSpec
 
 B = 5
@@ -121,6 +122,11 @@ def test_a_network_without_heads_predicts_the_mixture() -> None:
     assert not list(network.heads.parameters())
     wide = SumHeads(tasks, 3)(torch.ones(6, 2, 3), [0, 1])
     assert wide["b"].tolist() == [3.0] * 6
+
+
+def test_a_bare_module_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^network: Linear must be a mtl\.MultiTaskNetwork; see docs/extend\.md"):
+        MultiTaskModule(nn.Linear(1, 1), TASKS, torch.optim.SGD)
 
 
 def test_unknown_tasks_are_named() -> None:

@@ -84,7 +84,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("gate.gamma", [INF, 0, True, None], "gate.gamma=.*: must be"),
         ("gate.gama", [1], "gate.gama: CometGate has no option gama; did you mean gamma"),
         ("gate._target_", ["mtl.gates.CommetGate"], "'mtl.gates' has no attribute 'CommetGate'"),
-        ("network._target_", ["builtins.dict"], "network._target_: must name a Module of torch"),
+        ("network._target_", ["builtins.dict"], "network._target_: must name a mtl.MultiTaskNetwork, or a function"),
         ("gate._target_", ["mtl..gates", ".", "a b", 5, None, "", ["a"]], "gate._target_="),
         ("optimizer.lr", [True, NAN, INF, -1, 0, "abc", None, [1]], "optimizer.lr=.*: must be"),
         ("trainer.devices", [1.5, True, None], "trainer.devices"),
@@ -228,7 +228,7 @@ def test_what_lightning_refuses_is_one_sentence(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "kind"), [("data", "LightningDataModule"), ("trainer", "Trainer"), ("callbacks.best", "Callback")]
+    ("section", "kind"), [("data", "TensorDataModule"), ("trainer", "Trainer"), ("callbacks.best", "Callback")]
 )
 @pytest.mark.parametrize("values", [{"_partial_": True}, {"_target_": "builtins.dict"}])
 def test_a_section_that_describes_something_else(section: str, kind: str, values: dict[str, Any]) -> None:

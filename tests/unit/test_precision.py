@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
 from mtl.gates.permuted import Permutation
+from mtl.networks.base import MultiTaskNetwork
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
@@ -36,6 +37,7 @@ from mtl.training.weighting import GradNorm, LossWeighting
 from mtl.types import Batch, DataSpec, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase
 from tests.losses import summed_loss
+from tests.standins import bare_network
 
 TASK = TaskSpec("kind", "multiclass", num_classes=3)
 SPEC = DataSpec({"x": Numeric(4)}, [TASK])
@@ -100,7 +102,7 @@ def test_means_of_groups_count_beyond_256_in_bfloat16() -> None:
 
 
 def test_weightings_keep_the_losses_that_they_compare_with() -> None:
-    network = nn.Linear(2, 2)
+    network = bare_network()
     scalarizer = nn.Module()
     scalarizer.register_buffer("least", torch.full((2,), 1 / 3))
     for weighting, name in ((GradNorm(network, 2), "first"), (LossWeighting(network, 2, scalarizer), "latest")):
@@ -134,11 +136,11 @@ def test_large_units_do_not_overflow_in_half_precision() -> None:
     assert evaluation.compute() == pytest.approx({"loss": 0, "x/loss": 0, "x/mse": 0}, abs=1e-9)
 
 
-class Constant(nn.Module):
+class Constant(MultiTaskNetwork):
     """Predict ``output`` for each task."""
 
     def __init__(self, output: float) -> None:
-        super().__init__()
+        super().__init__(DataSpec({}, [PRICE]))
         self.output = nn.Parameter(torch.tensor(output))
 
     def forward(self, inputs: Any, tasks: Any = None) -> NetworkOutput:

@@ -81,7 +81,7 @@ def test_mixture_of_copies_equals_dense(name: str, route: str) -> None:
     """In states and gradients; the gradient of a dense weight is the sum of those of its copies."""
     dense = transformer(SoftmaxGate, mixture_layers=[])
     network = transformer(GATES[name], seed=1, route=route, **options_of(name))
-    missing = network.load_state_dict(network.adapt(dense.state_dict()), strict=False)
+    missing = network.load_state_dict(network.convert_state_dict(dense.state_dict()), strict=False)
     assert not missing.unexpected_keys
     assert not [key for key in missing.missing_keys if ".gate." not in key and "_extra_state" not in key]
     if name in ("top1", "switch"):  # whose weights are 1, but carry the gate's gradient, which is 0 at this point

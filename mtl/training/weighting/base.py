@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
+from mtl.networks.base import MultiTaskNetwork
+from mtl.networks.heads import Heads
 from mtl.nn.functional import KeepsBufferPrecision
 from mtl.nn.seeds import derive_seed
-from mtl.types import NetworkOutput
+from mtl.types import NetworkOutput, OwnsTaskParameters
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Weighting(KeepsBufferPrecision):
     needs_shared = False  # whether the method compares gradients of parameters that tasks share
     compares_steps = False  # whether it is told the losses of a step's last batch after the step
 
-    def __init__(self, network: nn.Module, num_tasks: int, seed: int = 0) -> None:
+    def __init__(self, network: MultiTaskNetwork, num_tasks: int, seed: int = 0) -> None:
         super().__init__()
         self.num_tasks, self.seed = num_tasks, seed
         self.in_force: Tensor | None = None  # the latest weights of the tasks [T], if the method has any
@@ -100,27 +101,27 @@ def drawn_at(seed: int, step: int, like: Tensor) -> Iterator[None]:
         yield
 
 
-def shared_parameters(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def shared_parameters(network: MultiTaskNetwork) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the trained parameters that tasks share, and those that belong to single tasks.
 
-    Only the loss of its task has a gradient at a parameter of the second kind, or at each row of it. A module with a
-    method ``task_parameters``, which answers for its parts too, names such parameters, with the indices of the tasks
+    Only the loss of its task has a gradient at a parameter of the second kind, or at each row of it. A module that
+    ``OwnsTaskParameters``, which answers for its parts too, names such parameters, with the indices of the tasks
     that they belong to, and so does a part with one task. The loss of a task after another one depends on both: what
     belongs to the earlier task is shared. So are all others.
     """
-    earlier = {task.after for task in getattr(network, "tasks", ())}
+    earlier = {task.after for task in network.tasks}
     owned = {id(parameter) for parameter, names in _by_owner(network, []) if earlier.isdisjoint(names)}
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     shared = [parameter for parameter in trained if id(parameter) not in owned]
     return shared, [parameter for parameter in trained if id(parameter) in owned]
 
 
-def _by_owner(module: Any, names: Sequence[str]) -> Iterator[tuple[nn.Parameter, Sequence[str]]]:
+def _by_owner(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Parameter, Sequence[str]]]:
     """Yield the parameters of single tasks with the names of these; ``names``: of the tasks around ``module``."""
-    names = [task.name for task in module.tasks] if hasattr(module, "tasks") else names
+    names = [task.name for task in module.tasks] if isinstance(module, MultiTaskNetwork | Heads) else names
     if len(names) == 1:
         yield from ((parameter, names) for parameter in module.parameters())
-    elif hasattr(module, "task_parameters"):
+    elif isinstance(module, OwnsTaskParameters):
         yield from ((parameter, [names[task] for task in own]) for parameter, own in module.task_parameters().items())
     else:
         for part in module.children():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mtl.distributed import world_size
+from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NotNegative, Positive, validated
 from mtl.training.weighting.base import Terms, Weighting, by_task
 
@@ -34,7 +35,12 @@ class FAMO(Weighting):
 
     @validated
     def __init__(
-        self, network: nn.Module, num_tasks: int, lr: Positive = 0.025, weight_decay: NotNegative = 1e-3, seed: int = 0
+        self,
+        network: MultiTaskNetwork,
+        num_tasks: int,
+        lr: Positive = 0.025,
+        weight_decay: NotNegative = 1e-3,
+        seed: int = 0,
     ) -> None:
         super().__init__(network, num_tasks, seed)
         self.lr, self.weight_decay = lr, weight_decay

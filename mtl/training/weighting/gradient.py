@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, world_size
+from mtl.networks.base import MultiTaskNetwork
 from mtl.nn.functional import at_least_float32, float64_if_supported
 from mtl.options import validated
 from mtl.training.weighting.base import Terms, by_task, drawn_at
@@ -51,7 +52,7 @@ class GradientWeighting(JacobianWeighting):
     @validated
     def __init__(
         self,
-        network: nn.Module,
+        network: MultiTaskNetwork,
         num_tasks: int,
         aggregator: Callable[..., Any],
         seed: int = 0,
@@ -69,12 +70,14 @@ class GradientWeighting(JacobianWeighting):
             _aggregated(copy.deepcopy(self.aggregator), torch.eye(num_tasks), seed, 0)
         except ValueError as error:
             raise InputError(f"weighting: {type(self.aggregator).__name__}, {num_tasks} tasks: {error}") from None
-        if hasattr(self.aggregator, "weighting"):
+        from torchjd.aggregation import WeightedAggregator  # an extra
+
+        if isinstance(self.aggregator, WeightedAggregator):
             self.aggregator.weighting.register_forward_hook(self._remember)
         elif at == "representation":
             title = type(self.aggregator).__name__
             raise InputError(f"weighting.at=representation: {title} does not weight the tasks; use at=parameters")
-        if at == "representation" and any(task.after for task in getattr(network, "tasks", ())):
+        if at == "representation" and any(task.after for task in network.tasks):
             raise InputError(
                 "weighting.at=representation: the loss of a task after another one depends on both; use at=parameters"
             )
@@ -88,7 +91,7 @@ class GradientWeighting(JacobianWeighting):
         if self.at == "parameters":
             return super().forward(parts, step)
         reads: list[Any] = [part.output.representation for part in parts]
-        heads: Any = getattr(self._networks[0], "heads", None)
+        heads = self._networks[0].heads
         require(
             heads is not None and all(x is not None for x in reads),
             "weighting.at=representation: needs a network with one mixture or trunk below its heads, such as mmoe, ple "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.distributed import all_reduce_sum, world_size
+from mtl.networks.base import MultiTaskNetwork
 from mtl.training.weighting.base import Terms, Weighting, by_task, shared_parameters
 
 
@@ -30,7 +31,7 @@ class JacobianWeighting(Weighting):
 
     needs_shared = True
 
-    def __init__(self, network: nn.Module, num_tasks: int, seed: int = 0) -> None:
+    def __init__(self, network: MultiTaskNetwork, num_tasks: int, seed: int = 0) -> None:
         super().__init__(network, num_tasks, seed)
         title = type(network).__name__
         require(num_tasks > 1, "weighting: this method compares the gradients of tasks, but there is only one task")

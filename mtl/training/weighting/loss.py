@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
+from mtl.networks.base import MultiTaskNetwork
 from mtl.training.weighting.base import Terms, Weighting, by_task, drawn_at
 from mtl.training.weighting.state import attributes, set_attributes
+
+
+@runtime_checkable
+class ComparesEpochs(Protocol):
+    """A scalarizer that changes at the end of each epoch, as TorchJD's DWA."""
+
+    def step(self) -> None:
+        """Update the state."""
 
 
 class LossWeighting(Weighting):
@@ -26,7 +35,9 @@ class LossWeighting(Weighting):
 
     latest: Tensor
 
-    def __init__(self, network: nn.Module, num_tasks: int, scalarizer: Callable[..., Any], seed: int = 0) -> None:
+    def __init__(
+        self, network: MultiTaskNetwork, num_tasks: int, scalarizer: Callable[..., Any], seed: int = 0
+    ) -> None:
         super().__init__(network, num_tasks, seed)
         self.scalarizer: Any = scalarizer if isinstance(scalarizer, nn.Module) else scalarizer(shape=num_tasks)
         self.register_buffer("latest", torch.full((num_tasks,), -1.0))
@@ -49,7 +60,7 @@ class LossWeighting(Weighting):
         return total + torch.stack([term for part in parts for term in part.others]).sum()
 
     def end_epoch(self) -> None:
-        if hasattr(self.scalarizer, "step"):  # methods that compare epochs have it
+        if isinstance(self.scalarizer, ComparesEpochs):
             self.scalarizer.step()
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Define the contract of a network: what the trainer, checkpoints and exports may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from mtl.checks import require
+from mtl.types import DataSpec, NetworkOutput, Routing, TaskSpec, sum_losses
+
+
+class MultiTaskNetwork(nn.Module):
+    """Base of all networks: map raw inputs to one prediction for each task of ``spec``.
+
+    A subclass implements ``mix`` and sets ``heads``, which map what ``mix`` returns to predictions (see ``Heads``); or
+    it replaces ``forward``. ``bottom(inputs=)`` is a factory; None: there is no bottom that all tasks share. The other
+    methods are what the trainer, checkpoints and exports ask of a network; here they answer that there is nothing
+    special about it.
+
+    ``encoder_config`` is the configuration of an encoder of `transformers`, stored in checkpoints. A class that
+    ``reads_files`` has an argument ``load_pretrained`` and, if it is true, takes its first weights from files.
+    """
+
+    reads_files: ClassVar[bool] = False
+
+    def __init__(self, spec: DataSpec, bottom: Callable[..., nn.Module] | None = None) -> None:
+        super().__init__()
+        self.tasks: list[TaskSpec] = list(spec.tasks)
+        self.bottom: Any = None if bottom is None else bottom(inputs=spec.inputs)
+        self.heads: Any = None
+        self.encoder_config: dict[str, Any] = {}
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch. Raises InputError for an unknown task."""
+        wanted = wanted_tasks(self.tasks, tasks)
+        mixed, routings = self.mix(self.bottom(inputs), inputs, wanted)
+        return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings), representation=mixed)
+
+    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+        """Return what the heads of the ``wanted`` tasks read, ``[B, t, H]``, and the routings by name.
+
+        ``x [B, D]``, or images: the bottom's output. ``inputs``: the raw inputs, for gates that read one. ``wanted``:
+        the indices of the t tasks, in order. For the first result see ``NetworkOutput.representation``, for the names
+        ``NetworkOutput.routings``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither mix nor a forward of its own")
+
+    def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
+        """Return options of the optimiser for some of the parameters, see ``MultiTaskModule.configure_optimizers``."""
+        return {}
+
+    def fsdp_units(self) -> Sequence[nn.Module]:
+        """Return the parts that a trainer which divides the parameters gathers one after another."""
+        return ()
+
+    def convert_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights of another network, by name, as weights of this one; see ``start_from``."""
+        return state
+
+
+def check_network(network: object) -> None:
+    """Raise InputError unless ``network`` is a ``MultiTaskNetwork``."""
+    fits = isinstance(network, MultiTaskNetwork)
+    require(fits, f"network: {type(network).__name__} must be a mtl.MultiTaskNetwork; see docs/extend.md")
+
+
+def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:
+    """Return the indices of the named tasks, in the order of ``tasks``; None means all. Raises InputError."""
+    if names is None:
+        return list(range(len(tasks)))
+    unknown = set(names) - {task.name for task in tasks}
+    there = ", ".join(task.name for task in tasks)
+    require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {there}")
+    chosen = set(names)
+    return [index for index, task in enumerate(tasks) if task.name in chosen]
