@@ -18,7 +18,7 @@ from .length import Length, Part
 
 log = logging.getLogger(__name__)
 
-OF_ONE_TASK = re.compile(r"\.by_task\.task_[^.]+")  # part of the name of a gate that belongs to one task
+OF_ONE_GATE = re.compile(r"\.gates\.[^.]+")  # part of the name of one of several gates, see ``JoinedGates``
 
 
 class ScheduledBuffer(Callback):
@@ -76,4 +76,4 @@ class ScheduledBuffer(Callback):
             pl_module.log(f"train/schedule/{shown}", value, on_step=True, on_epoch=False)
 
     def _matches(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(form, self.target) for form in (name, OF_ONE_TASK.sub("", name)))
+        return any(fnmatch.fnmatchcase(form, self.target) for form in (name, OF_ONE_GATE.sub("", name)))

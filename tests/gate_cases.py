@@ -25,7 +25,7 @@ from mtl.gates import (
     TaskTop1Gate,
     TopKGate,
 )
-from mtl.gates.separate import SeparateGates
+from mtl.gates.joined import JoinedGates
 from mtl.types import Categorical, Routing
 
 IDS = 50  # of the raw input that the hash gate reads
@@ -62,7 +62,7 @@ class GateCase:
 
 
 def separate_comet(num_tasks: int, k: int = 1, **sizes: Any) -> Gate:
-    return SeparateGates({f"task {task}": CometGate(1, k=k, entropy_weight=0.1, **sizes) for task in range(num_tasks)})
+    return JoinedGates({f"task {task}": CometGate(1, k=k, entropy_weight=0.1, **sizes) for task in range(num_tasks)})
 
 
 CASES = [

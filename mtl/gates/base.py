@@ -173,6 +173,31 @@ class Gate(KeepsBufferPrecision):
         self.register_buffer(name, torch.tensor(float(value)), persistent=persistent)
 
 
+class GateWrapper(Gate):
+    """A gate that changes the routing of ``gate``; a subclass implements ``change``.
+
+    ``num_experts``: the number of experts after the change (None: as before). Networks, reports and pruning treat the
+    two as one gate.
+    """
+
+    def __init__(self, gate: Gate, num_experts: int | None = None) -> None:
+        super().__init__(gate.num_tasks, num_experts or gate.num_experts, gate.input_dim)
+        self.gate, self.sums_to_one, self.reads_inputs = gate, gate.sums_to_one, gate.reads_inputs
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        return self.change(self.gate(x, inputs, tasks), tasks)
+
+    def change(self, routing: Routing, tasks: list[int] | None) -> Routing:
+        """Return the ``routing`` of the wanted ``tasks`` (None: all), changed."""
+        raise NotImplementedError
+
+    def needed(self, selectors: Tensor | None) -> float:
+        return self.gate.needed(selectors)
+
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        return self.gate.task_parameters()
+
+
 @runtime_checkable
 class DrawsConnections(Protocol):
     """A gate that draws at random which tasks use which experts."""

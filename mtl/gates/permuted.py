@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from mtl.distributed import broadcast
-from mtl.gates.base import Gate
+from mtl.gates.base import Gate, GateWrapper
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, entropy, in_float64
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
@@ -122,21 +122,19 @@ class Permutation(KeepsBufferPrecision):
         self.is_hard = bool(self.hardened)
 
 
-class PermutedGate(Gate):
+class PermutedGate(GateWrapper):
     """Add local search to ``gate``: permute its weights by ``permutation``.
 
-    Networks, reports and pruning treat the two as one gate. The permuted weights are renormalised if those of ``gate``
-    sum to one.
+    The permuted weights are renormalised if those of ``gate`` sum to one.
     """
 
     @validated
     def __init__(self, gate: Gate, permutation: Permutation) -> None:
-        super().__init__(gate.num_tasks, gate.num_experts, gate.input_dim)
-        self.gate, self.permutation = gate, permutation
-        self.sums_to_one, self.reads_inputs = gate.sums_to_one, gate.reads_inputs
+        super().__init__(gate)
+        self.permutation = permutation
 
-    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        return self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)
+    def change(self, routing: Routing, tasks: list[int] | None) -> Routing:
+        return self.permutation(routing, tasks, self.sums_to_one)
 
     def needed(self, selectors: Tensor | None) -> float:
         if selectors is None:
@@ -148,7 +146,7 @@ class PermutedGate(Gate):
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         logits = [self.permutation.logits] if self.permutation.per_task else []
-        return self.gate.task_parameters() | dict.fromkeys(logits, range(self.num_tasks))
+        return super().task_parameters() | dict.fromkeys(logits, range(self.num_tasks))
 
 
 def permuted(gate: Gate, permutation: Callable[..., Permutation] | None) -> Gate:

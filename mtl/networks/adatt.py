@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
-from mtl.gates.base import Gate
+from mtl.gates.base import Gate, GateWrapper
 from mtl.networks.base import MultiTaskNetwork
 from mtl.networks.cgc import OwnedExperts
 from mtl.networks.heads import Heads, SumHeads
@@ -22,54 +22,45 @@ from mtl.options import Count, CountOrZero, validated
 from mtl.types import DataSpec, Routing
 
 
-class FusionGate(Gate):
-    """The gates of a level of AdaTT: a gate over all experts, plus weights of the unit's own experts.
+class NativeExpertsGate(GateWrapper):
+    """The gates of a level of AdaTT: to the weights of ``gate`` it adds weights of the unit's own experts.
 
-    A unit is a task, or the shared experts. ``fusion``: the gate of the U units that this level mixes, over all E
-    experts, of which ``counts[u]`` in a row belong to unit u. The weights of a unit's own experts, ``native [U, E]``,
-    are the same for all examples. They are learnt, from U(-c^-1/2, c^-1/2) for c own experts; if every unit has one
-    expert, they are 1 (the authors' code). ``num_inputs``: x holds so many inputs, one of each unit, one after another,
-    ``[B, num_inputs D]``; with 0, all units read the same ``x [B, D]``.
+    A unit is a task, or the shared experts. ``gate``: that of the U units that this level mixes, over all E experts, of
+    which ``counts[u]`` in a row belong to unit u. The weights of a unit's own experts, ``native [U, E]``, are the same
+    for all examples. They are learnt, from U(-c^-1/2, c^-1/2) for c own experts; if every unit has one expert, they are
+    1 (the authors' code).
     """
 
-    sums_to_one = False
     owned: Tensor
 
-    def __init__(self, fusion: Gate, counts: Sequence[int], num_inputs: int) -> None:
-        width = fusion.input_dim and fusion.input_dim * (num_inputs or 1)
-        super().__init__(fusion.num_tasks, fusion.num_experts, width)
-        self.fusion, self.num_inputs, self.reads_inputs = fusion, num_inputs, fusion.reads_inputs
+    def __init__(self, gate: Gate, counts: Sequence[int]) -> None:
+        super().__init__(gate)
+        self.sums_to_one = False
         owners = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        owned = torch.arange(fusion.num_tasks)[:, None] == owners  # [U, E]
+        owned = torch.arange(gate.num_tasks)[:, None] == owners  # [U, E]
         self.register_buffer("owned", owned, persistent=False)
         learnt = max(counts) > 1
         bounds = owned.sum(1, keepdim=True).clamp(min=1).rsqrt()
         native = (2 * torch.rand(owned.shape) - 1) * bounds if learnt else torch.ones(owned.shape)
         self.native = nn.Parameter(native, requires_grad=learnt)
 
-    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+    def change(self, routing: Routing, tasks: list[int] | None) -> Routing:
         units = slice(None) if tasks is None else tasks
-        if x is not None and self.num_inputs:
-            each = x.view(len(x), self.num_inputs, x.shape[1] // self.num_inputs)
-            x = each[:, : self.num_tasks][:, units]
-        routing = self.fusion(x, inputs, tasks)
-        own = self.native[units] * self.owned[units]
-        return replace(routing, weights=routing.weights + own.to(routing.weights.dtype), tasks=None)
-
-    def needed(self, selectors: Tensor | None) -> float:
-        return self.fusion.needed(selectors)
+        native = self.native[units] * self.owned[units]
+        return replace(routing, weights=routing.weights + native.to(routing.weights.dtype))
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
-        return {**self.fusion.task_parameters(), self.native: range(self.num_tasks)}
+        return {**super().task_parameters(), self.native: range(self.num_tasks)}
 
 
 class AdaTT(MultiTaskNetwork):
     """Bottom, ``num_levels`` levels of experts, one head per task.
 
     In each level a task has ``num_own`` experts, and there are ``num_shared`` of all tasks. The mixture of a task is
-    that of all experts by its gate, plus its own experts with weights that do not depend on the example
-    (``FusionGate``). The experts and the gate of a task read its mixture of the level below; the shared experts are
-    fused like those of a task. All of the first level reads the bottom's output. For the other options see ``MMoE``.
+    that of all experts by its gate, plus its own experts with weights that do not depend on the example, see
+    ``NativeExpertsGate``. The experts and the gate of a task read its mixture of the level below; the shared experts
+    are mixed like those of a task. All of the first level reads the bottom's output. For the other options see
+    ``MMoE``.
     """
 
     @validated
@@ -97,12 +88,12 @@ class AdaTT(MultiTaskNetwork):
             parts = [make(num_experts=count, input_dim=shape) for count in counts]
             owned = OwnedExperts(parts, range(len(counts)))
             units = len(self.tasks) if last else len(counts)
-            width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
-            fusion = gate(num_tasks=units, num_experts=sum(counts), input_dim=width, inputs=spec.inputs)
-            fused = FusionGate(fusion, counts, len(counts) if upper else 0)
+            width = shape if isinstance(shape, int) else math.prod(shape)
+            sizes = {"num_tasks": units, "num_experts": sum(counts), "input_dim": None if static_gate else width}
+            gates = NativeExpertsGate(gate(**sizes, inputs=spec.inputs), counts)
+            options: dict[str, Any] = {"gate_dim": width, "execution": execution}
             seen = (len(counts), shape) if upper else shape
-            layer = MixtureOfExperts(seen, units, sum(counts), fused, owned, static_gate, execution=execution)
-            self.levels.append(layer)
+            self.levels.append(MixtureOfExperts(seen, units, sum(counts), gates, owned, static_gate, **options))
             shape = owned.output_dim
         self.heads = heads(tasks=self.tasks, input_dim=shape)
 

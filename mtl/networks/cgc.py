@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
-from mtl.gates.base import Gate
-from mtl.gates.separate import joined
+from mtl.gates.base import Gate, GateWrapper
 from mtl.nn.dropout import Masks
 from mtl.types import Routing
 
@@ -65,45 +64,24 @@ class OwnedExperts(Experts):
         return [[e - first for e in experts if first <= e < end] for first, end in zip(self.first, ends, strict=True)]
 
 
-class CGCGate(Gate):
-    """The gates of a CGC layer: a task chooses among the shared and its own experts, the shared gate among all.
+class SpreadGate(GateWrapper):
+    """The gates of T tasks, each of which sees the shared experts and its own, as gates over all experts.
 
-    Of the E experts the first S are shared, and O of each task follow. ``tasks``: the gates of T tasks over S + O
-    experts; ``shared``: the gate of the shared experts of the next level, over all E; None in the last level, where no
-    shared experts follow. Weights ``[B, T, E]``, and with ``shared`` ``[B, T + 1, E]``, are 0 where a task does not see
-    an expert. With ``own_inputs``, x holds the inputs of the T tasks and of the shared gate one after another,
-    ``[B, (T + 1) D]``; otherwise all gates read the same ``x [B, D]``.
+    Of the E experts the first S are shared, and ``num_own`` O of each task follow; ``gate`` has S + O. The weights
+    ``[B, T, E]`` are 0 where a task does not see an expert.
     """
 
     columns: Tensor
 
-    def __init__(self, tasks: Gate, shared: Gate | None, num_own: int, own_inputs: bool) -> None:
-        num_tasks, num_shared = tasks.num_tasks, tasks.num_experts - num_own
-        width = tasks.input_dim and tasks.input_dim * (num_tasks + 1 if own_inputs else 1)
-        super().__init__(num_tasks + (shared is not None), num_shared + num_tasks * num_own, width)
-        self.task_gate, self.shared_gate, self.own_inputs = tasks, shared, own_inputs
-        self.reads_inputs = tasks.reads_inputs
+    def __init__(self, gate: Gate, num_own: int) -> None:
+        num_tasks, num_shared = gate.num_tasks, gate.num_experts - num_own
+        super().__init__(gate, num_shared + num_tasks * num_own)
         own = num_shared + torch.arange(num_tasks * num_own).view(num_tasks, num_own)
         columns = torch.cat([torch.arange(num_shared).expand(num_tasks, -1), own], 1)  # [T, S + O]
         self.register_buffer("columns", columns, persistent=False)
 
-    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        count = self.task_gate.num_tasks
-        wanted = None if tasks is None else [task for task in tasks if task < count]
-        own = shared = x
-        if x is not None and self.own_inputs:
-            each = x.view(len(x), count + 1, x.shape[1] // (count + 1))  # [B, T + 1, D]
-            own, shared = each[:, :count] if wanted is None else each[:, wanted], each[:, count]
-        routings = []
-        if wanted != []:
-            columns = self.columns if wanted is None else self.columns[wanted]
-            routings.append(self._spread(self.task_gate(own, inputs, wanted), columns))
-        if self.shared_gate is not None and (tasks is None or count in tasks):
-            routings.append(self.shared_gate(shared, inputs))
-        return joined(routings)
-
-    def _spread(self, routing: Routing, columns: Tensor) -> Routing:
-        """Return ``routing`` over the ``columns [t, S + O]`` as one over all experts."""
+    def change(self, routing: Routing, tasks: list[int] | None) -> Routing:
+        columns = self.columns if tasks is None else self.columns[tasks]  # [t, S + O]
 
         def spread(values: Tensor, index: Tensor) -> Tensor:
             return values.new_zeros(*values.shape[:-1], self.num_experts).scatter(-1, index.expand_as(values), values)
@@ -115,12 +93,4 @@ class CGCGate(Gate):
     def needed(self, selectors: Tensor | None) -> float:
         if selectors is None or selectors.shape[-3] < self.num_tasks:  # of some tasks only: count all products
             return 1.0
-        own, shared = selectors[..., : len(self.columns), :, :], selectors[..., len(self.columns) :, :, :]
-        index = self.columns[:, None].expand(*own.shape[:-1], -1)
-        parts = [(self.task_gate, own.gather(-1, index))]
-        parts += [] if self.shared_gate is None else [(self.shared_gate, shared)]
-        products = [sum(p.numel() for p in gate.parameters()) for gate, _ in parts]
-        return sum(n * gate.needed(s) for n, (gate, s) in zip(products, parts, strict=True)) / sum(products)
-
-    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
-        return self.task_gate.task_parameters()
+        return super().needed(selectors.gather(-1, self.columns[:, None].expand(*selectors.shape[:-1], -1)))

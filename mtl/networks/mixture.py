@@ -30,7 +30,8 @@ class MixtureOfExperts(nn.Module):
 
     ``trunk(num_experts=1, input_dim=)``: a small network, shared by all tasks, that computes the gate's input from the
     layer's input. ``permutation(num_experts=, num_tasks=)`` adds local search around the gate. ``inputs`` describes the
-    raw inputs, for gates that read one. ``execution``: see ``Dispatch``. Raises InputError if sizes do not agree.
+    raw inputs, for gates that read one. ``execution``: see ``Dispatch``. ``gate_dim``: the width of ``gate_x`` of
+    ``forward``, if the gate reads that instead of all of x. Raises InputError if sizes do not agree.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class MixtureOfExperts(nn.Module):
         permutation: Callable[..., Permutation] | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
         execution: Execution = "auto",
+        gate_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.input_dim, sizes = input_dim, {"num_experts": num_experts}
         self.experts = experts if isinstance(experts, Experts) else experts(**sizes, input_dim=input_dim)
         self.trunk = trunk and trunk(num_experts=1, input_dim=input_dim)
-        seen: Any = input_dim if self.trunk is None else self.trunk.output_dim
+        seen: Any = gate_dim or (input_dim if self.trunk is None else self.trunk.output_dim)
         width = None if static_gate else seen if isinstance(seen, int) else math.prod(seen)
         if not isinstance(gate, Gate):
             gate = gate(num_tasks=num_tasks, **sizes, input_dim=width, inputs=inputs)
@@ -68,6 +70,7 @@ class MixtureOfExperts(nn.Module):
         tasks: Sequence[int] | None = None,
         groups: Tensor | None = None,
         num_groups: int | None = None,
+        gate_x: Tensor | None = None,
     ) -> tuple[Tensor, Routing]:
         """Map ``x [B, D]``, or images ``[B, C, H, W]``, to the mixtures ``[B, T, H]`` and their routing.
 
@@ -76,13 +79,14 @@ class MixtureOfExperts(nn.Module):
         ``inputs``: the raw inputs, for gates that read one; ``tasks``: indices of the wanted tasks (default all).
         ``groups [B]``: the group of each sample, from 0; the gate then routes each group, by the mean of its samples,
         and all samples of a group use the same experts. The routing has weights ``[groups, T, E]``. ``num_groups``: by
-        default the largest group plus 1; to find it, the program waits for the device.
+        default the largest group plus 1; to find it, the program waits for the device. ``gate_x``: what the gate reads
+        instead of x, ``[B, gate_dim]``, or one for each of the t wanted tasks, ``[B, t, gate_dim]``; not with groups.
         """
         shape = [self.input_dim] if isinstance(self.input_dim, int) else list(self.input_dim)
         if list(x.shape[1:]) != shape:
             flat = "; flatten tokens with x.flatten(0, 1)" if x.dim() == 3 and len(shape) == 1 else ""
             raise InputError(f"x {list(x.shape)}: this layer takes x [B, {', '.join(map(str, shape))}]{flat}")
-        seen = (x if self.trunk is None else self.trunk(x)).flatten(1)
+        seen = (x if self.trunk is None else self.trunk(x)).flatten(1) if gate_x is None else gate_x
         if groups is None:
             routing: Routing = self.gate(seen, inputs, tasks)
             mixed: Tensor = self.dispatch(self.experts, x, routing)

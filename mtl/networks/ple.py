@@ -14,9 +14,10 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.gumbel_matrix import GumbelMatrixGate
+from mtl.gates.joined import JoinedGates
 from mtl.gates.permuted import Permutation, permuted
 from mtl.networks.base import MultiTaskNetwork
-from mtl.networks.cgc import CGCGate, OwnedExperts
+from mtl.networks.cgc import OwnedExperts, SpreadGate
 from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.options import Count, CountOrZero, validated
@@ -67,13 +68,16 @@ class PLE(MultiTaskNetwork):
             upper, last = number > 0, number == num_levels - 1
             make = upper_experts if upper and upper_experts else experts
             parts = OwnedExperts([make(num_experts=counts[owner], input_dim=shape) for owner in owners], owners)
-            width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
-            build = partial(gate, input_dim=width, inputs=spec.inputs)
-            of_tasks = permuted(build(num_tasks=num_tasks, num_experts=num_experts), permutation)
-            of_all = None if last else permuted(build(num_tasks=1, num_experts=parts.num_experts), permutation)
-            gates = CGCGate(of_tasks, of_all, num_own, own_inputs=upper)
+            width = shape if isinstance(shape, int) else math.prod(shape)
+            build = partial(gate, input_dim=None if static_gate else width, inputs=spec.inputs)
+            seen = permuted(build(num_tasks=num_tasks, num_experts=num_experts), permutation)
+            gates: Gate = SpreadGate(seen, num_own)
+            if not last:
+                shared = permuted(build(num_tasks=1, num_experts=parts.num_experts), permutation)
+                gates = JoinedGates({"tasks": gates, "shared": shared}, num_owners=num_tasks)
             sizes = ((num_tasks + 1, shape) if upper else shape, gates.num_tasks, parts.num_experts)
-            self.levels.append(MixtureOfExperts(*sizes, gates, parts, static_gate, execution=execution))
+            options: dict[str, Any] = {"gate_dim": width, "execution": execution}
+            self.levels.append(MixtureOfExperts(*sizes, gates, parts, static_gate, **options))
             shape = parts.output_dim
         budgeted = [module for module in self.levels.modules() if isinstance(module, GumbelMatrixGate)]
         GumbelMatrixGate.share_budget(budgeted)
@@ -110,8 +114,9 @@ class Levels(nn.ModuleList):
         """
         routings: dict[str, Routing] = {}
         for number, level in enumerate(self):
-            last = number == len(self) - 1
-            x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
+            tasks = wanted if number == len(self) - 1 else None
+            below = None if number == 0 else x if tasks is None else x[:, tasks]  # what each gate reads, [B, t, D]
+            x, routings[f"levels.{number}"] = level(x, inputs, tasks, gate_x=below)
         return x, routings
 
     def only(self, task: int) -> Levels:

@@ -20,32 +20,6 @@ from mtl.options import Count, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
 
-class OwnGate(Gate):
-    """The gates of T tasks, each of which reads the sum of the task's features and the shared ones.
-
-    x holds the features of the tasks and the shared ones one after another, ``[B, (T + 1) D]``.
-    """
-
-    def __init__(self, gate: Gate) -> None:
-        super().__init__(gate.num_tasks, gate.num_experts, gate.input_dim and gate.input_dim * (gate.num_tasks + 1))
-        self.gate, self.sums_to_one, self.reads_inputs = gate, gate.sums_to_one, gate.reads_inputs
-
-    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        if x is not None:
-            count = self.num_tasks + 1
-            each = x.view(len(x), count, x.shape[1] // count)
-            own, shared = each.split([self.num_tasks, 1], 1)
-            x = (own if tasks is None else own[:, tasks]) + shared
-        routing: Routing = self.gate(x, inputs, tasks)
-        return routing
-
-    def needed(self, selectors: Tensor | None) -> float:
-        return self.gate.needed(selectors)
-
-    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
-        return self.gate.task_parameters()
-
-
 class OwnBackward(Dispatch):
     """Mix all experts for each task, and train experts only by the tasks that ``trains [T, E]`` names."""
 
@@ -65,7 +39,8 @@ class OwnBackward(Dispatch):
 class STEM(MultiTaskNetwork):
     """A bottom of each task and a shared one, experts on each, a gate over all experts, one head per task (STEM-Net).
 
-    ``num_own`` experts of each task read its bottom, ``num_shared`` the shared one. Every task mixes all of them, but
+    ``num_own`` experts of each task read its bottom, ``num_shared`` the shared one. The gate of a task reads the sum of
+    the task's bottom and the shared one. Every task mixes all of the experts, but
     its gradient reaches only its own experts and the shared ones: it makes use of what other tasks have learnt without
     changing it. Each bottom has embeddings of its own, so there are T + 1 times as many. For the other options see
     ``MMoE``.
@@ -90,10 +65,8 @@ class STEM(MultiTaskNetwork):
         require(isinstance(width, int), "network=stem: tasks share embeddings of rows, and images have none")
         counts = [num_own] * count + [num_shared]
         owned = OwnedExperts([experts(num_experts=n, input_dim=width) for n in counts], range(count + 1))
-        seen = None if static_gate else width
-        gates = gate(num_tasks=count, num_experts=sum(counts), input_dim=seen, inputs=spec.inputs)
-        shape = (count + 1, width)
-        self.mixture = MixtureOfExperts(shape, count, sum(counts), OwnGate(gates), owned, static_gate)
+        sizes = ((count + 1, width), count, sum(counts))
+        self.mixture = MixtureOfExperts(*sizes, gate, owned, static_gate, inputs=spec.inputs, gate_dim=width)
         owners = torch.arange(count + 1).repeat_interleave(torch.tensor(counts))
         self.mixture.dispatch = OwnBackward((owners == torch.arange(count)[:, None]) | (owners == count))
         self.heads = heads(tasks=self.tasks, input_dim=owned.output_dim)
@@ -102,7 +75,7 @@ class STEM(MultiTaskNetwork):
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
         x = torch.stack([bottom(inputs) for bottom in self.bottoms], 1)  # [B, T + 1, D]
-        mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, H]
+        mixed, routing = self.mixture(x, inputs, wanted, gate_x=x[:, wanted] + x[:, -1:])  # [B, T, H]
         routings = {"mixture": routing}
         return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings))
 

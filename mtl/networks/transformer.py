@@ -14,8 +14,8 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.experts.ffn import StackedFFN
 from mtl.gates.base import Gate
+from mtl.gates.joined import joined, separate_gates, task_key
 from mtl.gates.permuted import Permutation
-from mtl.gates.separate import joined, separate_gates, task_key
 from mtl.networks.base import MultiTaskNetwork, wanted_tasks
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
@@ -247,7 +247,7 @@ class Transformer(MultiTaskNetwork):
             state |= {f"{prefix}mixture.experts.{name}": value for name, value in experts.items()}
         for task in self.tasks:
             if task.gate_from not in (None, "random"):
-                source, target = f"by_task.{task_key(str(task.gate_from))}.", f"by_task.{task_key(task.name)}."
+                source, target = f"gates.{task_key(str(task.gate_from))}.", f"gates.{task_key(task.name)}."
                 copies = {name.replace(source, target): value for name, value in state.items() if source in name}
                 require(
                     bool(copies), f"task {task.name}: gate_from={task.gate_from}: start_from has no gate of that task"

@@ -56,7 +56,7 @@ def watched(folder: Path, data: Path, *words: str) -> Any:
 
 
 def gates(module: Any) -> list[Any]:
-    return [module.network.layers[layer].mixture.gate.by_task[f"task_{name}"] for layer in LAYERS for name in TASKS]
+    return [module.network.layers[layer].mixture.gate.gates[f"task_{name}"] for layer in LAYERS for name in TASKS]
 
 
 def test_bfloat16_and_a_schedule_of_all_temperatures(data: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, CosineGate, FixedGate, Gate, HashGate, ReMoEGate, SoftmaxGate, TopKGate, adapt_gates
+from mtl.gates.joined import JoinedGates
 from mtl.gates.permuted import Permutation
-from mtl.gates.separate import SeparateGates
 from mtl.networks.bottom import bottom_for
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -131,7 +131,7 @@ def test_a_step_adapts_to_all_its_batches_and_only_to_tasks_that_had_rows(case: 
     whole, parts = case.build(3, 4, D), case.build(3, 4, D)
     parts.load_state_dict(whole.state_dict())
     own = [case.build(1, 4, D) for _ in range(3)]
-    separate = SeparateGates({str(task): gate for task, gate in enumerate(own)})
+    separate = JoinedGates({str(task): gate for task, gate in enumerate(own)})
     for name, value in whole.state_dict().items():
         for task, gate in enumerate(own):
             gate.state_dict()[name].copy_(value[[task]])
@@ -145,7 +145,7 @@ def test_a_step_adapts_to_all_its_batches_and_only_to_tasks_that_had_rows(case: 
 
 def test_gates_of_their_own_need_the_products_of_one_gate() -> None:
     one, gates = CometGate(2, 4, D, k=1), {task: CometGate(1, 4, D, k=1) for task in ("a", "b")}
-    separate = SeparateGates(gates)
+    separate = JoinedGates(gates)
     for gate in (one, *gates.values()):
         harden(gate)
     x = torch.randn(9, D)

@@ -77,7 +77,7 @@ def adatt(p: Values, levels: int, shared: int, own: int) -> NDArray[Any]:
             every = np.stack([output for part in outputs for output in part])
             fused = []
             for unit in range(T if level == levels - 1 else len(units)):
-                gate = f"{name}.gate.fusion"
+                gate = f"{name}.gate.gate"
                 weights = softmax(p[f"{gate}.weight"][unit] @ units[unit] + p[f"{gate}.bias"][unit])
                 native = sum(
                     p[f"{name}.gate.native"][unit, unit * own + place] * output
@@ -100,7 +100,7 @@ def stem(p: Values, frozen: Values, shared: int, own: int) -> NDArray[Any]:
                 experts(p if owner in (task, T) else frozen, f"mixture.experts.parts.{owner}", x[owner])
                 for owner in range(T + 1)
             ]
-            gate = "mixture.gate.gate"
+            gate = "mixture.gate"
             weights = softmax(p[f"{gate}.weight"][task] @ (x[task] + x[T]) + p[f"{gate}.bias"][task])
             mixed.append(weights @ np.stack([output for part in outputs for output in part]))
         found.append(heads(p, mixed))

@@ -214,8 +214,8 @@ def test_every_gate_has_file_class_and_config_of_one_name() -> None:
         "base",
         "balance",
         "columns",
+        "joined",
         "permuted",
-        "separate",
     }
     configs = {path.stem for path in (ROOT / "conf" / "gate").glob("*.yaml")}
     assert files == configs

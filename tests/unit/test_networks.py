@@ -13,7 +13,7 @@ from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.experts.relu_sum import ReluSum
 from mtl.gates import CometGate, DSelectKGate, FixedGate, SoftmaxGate, TopKGate
-from mtl.gates.separate import separate_gates, task_key
+from mtl.gates.joined import separate_gates, task_key
 from mtl.networks.adatt import AdaTT
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
@@ -77,7 +77,7 @@ def test_mixture_of_built_parts_equals_one_of_factories() -> None:
 def test_every_task_has_a_gate_of_its_own_whatever_its_name() -> None:
     names = ["a.b", "a_b", "a%2Eb", "a%b", "a..b", "A.b", "items", ""]
     gate = separate_gates(CometGate, names, 4, 6)
-    assert len({id(gate.by_task[task_key(name)]) for name in names}) == len(names)
+    assert len({id(gate.gates[task_key(name)]) for name in names}) == len(names)
 
 
 def test_a_group_without_rows_leaves_the_others_and_the_losses_alone() -> None:
