@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.gates import Gate, adapt_gates
+from mtl.gates.adaptive import AdaptiveGate, adapt_gates
 from mtl.networks.mixture import MixtureOfExperts
 
 from .guards import FiniteGuard, ProcessAgreement
@@ -33,7 +33,7 @@ def standard_callbacks() -> list[Callback]:
 class LayerAdaptation(Callback):
     """Let gates and mixture layers adapt to the batches of an optimiser step.
 
-    After each step gates adapt to what they measured, see ``Gate.adapt``. In every ``EVERY``-th step the layers with
+    After each step gates adapt to what they measured, see ``AdaptiveGate``. In every ``EVERY``-th step the layers with
     ``execution=auto`` choose how experts are executed: by the routing alone, never by measured time, so that a repeated
     run makes the same choices.
     """
@@ -41,7 +41,7 @@ class LayerAdaptation(Callback):
     EVERY = 50
 
     def __init__(self) -> None:
-        self._measured: list[tuple[Gate, Tensor]] = []  # since the last step
+        self._measured: list[tuple[AdaptiveGate, Tensor]] = []  # since the last step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

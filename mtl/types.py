@@ -417,7 +417,7 @@ class Routing:
     ``exact_zeros``: the gate's promise that no gradient passes through a weight that is exactly 0, so that its expert
     need not be computed. A gate that also learns from experts that it has switched off (straight-through) leaves it
     False: all experts are then computed, unless no gradient is taken.
-    ``measured``: (gate, whole numbers) of each gate that adapts to what it measures in training, see ``Gate.adapt``.
+    ``measured``: (gate, whole numbers) of each gate that adapts to what it measures in training, see ``AdaptiveGate``.
     """
 
     weights: Tensor

@@ -1,6 +1,7 @@
 """Gates: one class per file, each holding the gates of all tasks."""
 
-from mtl.gates.base import Gate, adapt_gates
+from mtl.gates.adaptive import adapt_gates
+from mtl.gates.base import Gate
 from mtl.gates.comet import CometGate
 from mtl.gates.cosine import CosineGate
 from mtl.gates.dselect_k import DSelectKGate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError, require
-from mtl.distributed import all_reduce_sum, batch_mean
+from mtl.distributed import batch_mean
 from mtl.gates.columns import Columns
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, entropy
 from mtl.nn.linear import affine
@@ -121,28 +121,6 @@ class Gate(KeepsBufferPrecision):
         """
         return {} if self.shared or self.num_tasks == 1 else dict.fromkeys(self.parameters(), range(self.num_tasks))
 
-    def state(self) -> Tensor | None:
-        """Return the buffer ``[num_gates, ...]`` that ``adapt`` changes; None: the gate has no such state."""
-        return None
-
-    def adapt(self, measured: Tensor) -> None:
-        """Update ``state()`` after a step from what the gate measured: ``measured``, of the same shape.
-
-        It is the sum over all batches of the step, in all processes, and 0 for a gate without rows.
-        """
-
-    def measure(self, values: Tensor, tasks: list[int] | None) -> tuple[tuple[Gate, Tensor], ...]:
-        """Return ``Routing.measured``, for ``values [t, ...]`` of the wanted tasks; nothing in evaluation."""
-        if not self.training:
-            return ()
-        values = values.detach().long()
-        if self.shared:
-            values = values.sum(0, keepdim=True)
-        elif tasks is not None:
-            index = torch.tensor(tasks, device=values.device)
-            values = values.new_zeros(self.num_gates, *values.shape[1:]).index_copy(0, index, values)
-        return ((self, values),)
-
     def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:
         """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``."""
         weight, bias = getattr(self, f"{name}weight", None), at_least_float32(getattr(self, f"{name}bias"))
@@ -210,24 +188,6 @@ def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
     """Return weight * (mean over the batch of the summed entropies of ``selectors [..., T, K, E]``)."""
     per_example = entropy(selectors, dim=(-3, -2, -1))  # [B] or []
     return weight.to(per_example.dtype) * batch_mean(per_example)
-
-
-@torch.no_grad()
-def adapt_gates(network: nn.Module, measured: Iterable[tuple[Gate, Tensor]]) -> None:
-    """Let the gates of ``network`` adapt to what they ``measured`` in the batches of a step.
-
-    All processes must call this after each step; the states of the gates stay equal in all of them.
-    """
-    states = {part: part.state() for part in network.modules() if isinstance(part, Gate)}
-    sums = {gate: state.new_zeros(state.shape, dtype=torch.long) for gate, state in states.items() if state is not None}
-    if not sums:
-        return
-    for gate, values in measured:
-        sums[gate] += values
-    together = all_reduce_sum(torch.cat([values.flatten() for values in sums.values()]))
-    parts = torch.split(together, [values.numel() for values in sums.values()])
-    for gate, part in zip(sums, parts, strict=True):
-        gate.adapt(part.view_as(sums[gate]))
 
 
 def check_k(k: int, num_experts: int) -> None:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.distributed import batch_mean, batch_sum
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_k
+from mtl.gates.adaptive import AdaptiveGate
+from mtl.gates.base import WEIGHT_RANGE, check_k
 from mtl.options import Count, Positive, validated
 from mtl.types import Routing
 
 SMALLEST, LARGEST = 1e-30, 1e30  # a coefficient of 0 could not grow again, and an infinite one not shrink
 
 
-class ReMoEGate(Gate):
+class ReMoEGate(AdaptiveGate):
     """weights = relu(W x + b), with a penalty that grows until a task uses ``k`` experts on average.
 
     A sample may use more experts than another, or none; the weights need not sum to 1. The penalty of a task is

@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.gates.adaptive import AdaptiveGate
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_k
+from mtl.gates.base import WEIGHT_RANGE, check_k
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 
 log = logging.getLogger(__name__)
 
 
-class TopKGate(Gate):
+class TopKGate(AdaptiveGate):
     """Keep the ``k`` largest of the logits W x + b and drop the other experts.
 
     ``normalize="after"``: softmax over the kept logits; ``"before"``: softmax over all, then keep, so that the weights
