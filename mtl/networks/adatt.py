@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +12,8 @@ from torch import Tensor, nn
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate, GateWrapper
-from mtl.networks.base import MultiTaskNetwork
-from mtl.networks.cgc import OwnedExperts
 from mtl.networks.heads import Heads, SumHeads
-from mtl.networks.mixture import MixtureOfExperts
-from mtl.networks.ple import Levels
+from mtl.networks.levels import LeveledNetwork
 from mtl.options import Count, CountOrZero, validated
 from mtl.types import DataSpec, Routing
 
@@ -53,7 +49,7 @@ class NativeExpertsGate(GateWrapper):
         return {**super().task_parameters(), self.native: range(self.num_tasks)}
 
 
-class AdaTT(MultiTaskNetwork):
+class AdaTT(LeveledNetwork):
     """Bottom, ``num_levels`` levels of experts, one head per task.
 
     In each level a task has ``num_own`` experts, and there are ``num_shared`` of all tasks. The mixture of a task is
@@ -79,27 +75,15 @@ class AdaTT(MultiTaskNetwork):
         execution: Execution = "auto",
     ) -> None:
         super().__init__(spec, bottom)
-        shape: Any = self.bottom.output_dim  # D, or (C, H, W)
-        counts = [num_own] * len(self.tasks) + [num_shared] * (num_shared > 0)
-        self.levels = Levels()
-        for number in range(num_levels):
-            upper, last = number > 0, number == num_levels - 1
-            make = upper_experts if upper and upper_experts else experts
-            parts = [make(num_experts=count, input_dim=shape) for count in counts]
-            owned = OwnedExperts(parts, range(len(counts)))
-            units = len(self.tasks) if last else len(counts)
-            width = shape if isinstance(shape, int) else math.prod(shape)
-            sizes = {"num_tasks": units, "num_experts": sum(counts), "input_dim": None if static_gate else width}
-            gates = NativeExpertsGate(gate(**sizes, inputs=spec.inputs), counts)
-            options: dict[str, Any] = {"gate_dim": width, "execution": execution}
-            seen = (len(counts), shape) if upper else shape
-            self.levels.append(MixtureOfExperts(seen, units, sum(counts), gates, owned, static_gate, **options))
-            shape = owned.output_dim
-        self.heads = heads(tasks=self.tasks, input_dim=shape)
+        num_tasks = len(self.tasks)
+        counts = {**dict.fromkeys(range(num_tasks), num_own), num_tasks: num_shared}
 
-    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
-        """See ``MultiTaskNetwork``."""
-        return self.levels(x, inputs, wanted)
+        def gates(num_units: int, width: int | None) -> Gate:
+            sizes = {"num_tasks": num_units, "num_experts": sum(counts.values()), "input_dim": width}
+            return NativeExpertsGate(gate(**sizes, inputs=spec.inputs), list(counts.values()))
+
+        width = self.add_levels(num_levels, counts, experts, upper_experts, gates, static_gate, execution)
+        self.heads = heads(tasks=self.tasks, input_dim=width)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return the parameters that single tasks reach: heads, and the gates of the last level."""
