@@ -442,7 +442,7 @@ class NetworkOutput:
     batch's last task); empty if the network has none to compare. ``members``: the predictions of the K members of an
     ensemble by task, ``[K, B, ...]``, each of which has a loss of its own; empty for a single network.
     ``representation [B, t, H]``: what the heads of the t tasks read, if it is the mixture of the last routing, or the
-    same for all tasks where there is no routing.
+    same for all tasks where there is no routing, then perhaps as ``[B, 1, H]``.
     """
 
     predictions: dict[str, Tensor]

@@ -54,7 +54,8 @@ class AITM(Heads):
 
     def features(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
         """See ``Heads``. A task needs the tasks before it among the ``wanted`` ones."""
-        features = dict(zip(wanted, super().features(x, wanted).unbind(1), strict=True))
+        hidden = super().features(x, wanted).expand(-1, len(wanted), -1)
+        features = dict(zip(wanted, hidden.unbind(1), strict=True))
         index = {task.name: number for number, task in enumerate(self.tasks)}
         for name, transfer in zip(self.order, self.transfers, strict=True):
             number, before = index[name], index[str(self.tasks[index[name]].after)]

@@ -30,20 +30,23 @@ class MultiTaskNetwork(nn.Module):
         self.tasks: list[TaskSpec] = list(spec.tasks)
         self.bottom: Any = None if bottom is None else bottom(inputs=spec.inputs)
         self.heads: Any = None
+        self.expand_representation = False  # whether the weighting needs ``representation`` for each task
         self.encoder_config: dict[str, Any] = {}
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch. Raises InputError for an unknown task."""
         wanted = wanted_tasks(self.tasks, tasks)
         mixed, routings = self.mix(self.bottom(inputs), inputs, wanted)
+        if self.expand_representation:
+            mixed = mixed.expand(-1, len(wanted), -1)
         return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings), representation=mixed)
 
     def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
-        """Return what the heads of the ``wanted`` tasks read, ``[B, t, H]``, and the routings by name.
+        """Return what the heads of the ``wanted`` tasks read, and the routings by name.
 
         ``x [B, D]``, or images: the bottom's output. ``inputs``: the raw inputs, for gates that read one. ``wanted``:
-        the indices of the t tasks, in order. For the first result see ``NetworkOutput.representation``, for the names
-        ``NetworkOutput.routings``.
+        the indices of the t tasks, in order. The first result is ``[B, t, H]``, or ``[B, 1, H]`` if it is the same for
+        all tasks; see also ``NetworkOutput.representation``, and ``NetworkOutput.routings`` for the names.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither mix nor a forward of its own")
 

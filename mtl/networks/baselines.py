@@ -31,7 +31,7 @@ class SharedBottom(MultiTaskNetwork):
 
     def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
         """See ``MultiTaskNetwork``."""
-        return self.trunk(x).expand(-1, len(wanted), -1), {}
+        return self.trunk(x), {}  # [B, 1, H]
 
 
 class Grouped(MultiTaskNetwork):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.experts.dense import StackedDense, StackedLinear
+from mtl.gates.joined import task_key
 from mtl.options import Count, Dropout, validated
 from mtl.types import TaskSpec
 
@@ -35,6 +36,7 @@ class Heads(nn.Module):
         self.members: dict[int, list[int]] = {}  # number of outputs -> indices of the tasks with that number
         for index, task in enumerate(self.tasks):
             self.members.setdefault(task.outputs, []).append(index)
+        self.row = {task: row for members in self.members.values() for row, task in enumerate(members)}  # in its group
         self.output = nn.ModuleDict(
             {
                 str(width): StackedLinear(len(rows), self.hidden.output_dim, width)
@@ -43,15 +45,16 @@ class Heads(nn.Module):
         )
 
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Map ``x [B, len(wanted), H]`` to predictions by task name, ``[B]`` or ``[B, C]``."""
+        """Map ``x [B, len(wanted), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]`` or ``[B, C]``."""
         hidden = self.features(x, wanted)
         predictions: dict[str, Tensor] = {}
-        for width, rows in self.members.items():
-            columns = [column for column, task in enumerate(wanted) if task in rows]
-            if not columns:
-                continue
-            subset = None if len(columns) == len(rows) else [rows.index(wanted[column]) for column in columns]
-            taken = hidden if len(columns) == len(wanted) else hidden[:, columns]
+        groups: dict[int, list[int]] = {}  # number of outputs -> columns of the tasks with that number
+        for column, task in enumerate(wanted):
+            groups.setdefault(self.tasks[task].outputs, []).append(column)
+        for width, columns in groups.items():
+            rows = [self.row[wanted[column]] for column in columns]
+            taken = hidden if hidden.shape[1] == 1 or len(columns) == len(wanted) else hidden[:, columns]
+            subset = None if len(rows) == len(self.members[width]) else rows
             outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
             names = [self.tasks[wanted[column]].name for column in columns]
             if width == 1:
@@ -60,7 +63,9 @@ class Heads(nn.Module):
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
     def features(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
-        """Return what the output layers read, ``[B, len(wanted), H']``, after the dense layers."""
+        """Return what the output layers read, ``[B, len(wanted), H']``, after the dense layers; without them, ``x``."""
+        if not self.units:
+            return x
         hidden: Tensor = self.hidden(x, None if len(wanted) == len(self.tasks) else wanted)
         return hidden
 
@@ -78,43 +83,48 @@ class Heads(nn.Module):
         """Return the head of one task, with copies of its parameters."""
         spec = self.tasks[task]
         head = Heads([spec], self.input_dim, self.units, self.dropout)
-        row = self.members[spec.outputs].index(task)
         for new, old in zip(head.hidden.parameters(), self.hidden.parameters(), strict=True):
             new.copy_(old[[task]]).requires_grad_(old.requires_grad)
         for new, old in zip(head.output.parameters(), self.output[str(spec.outputs)].parameters(), strict=True):
-            new.copy_(old[[row]]).requires_grad_(old.requires_grad)
+            new.copy_(old[[self.row[task]]]).requires_grad_(old.requires_grad)
         return head.train(self.training)
 
 
-class SeparateHeads(nn.Module):
-    """One ``Heads`` per task, for batches of one task: a step changes only the head of that task.
+class HeadPerTask(nn.ModuleDict):
+    """One head of each task, with parameters of its own, for batches of one task: a step changes no other head.
 
     With stacked parameters, momentum and weight decay would also change the rows of tasks that get no gradient.
+    ``heads``: the ``Heads`` of one task, by the names of all tasks.
     """
 
-    @validated
-    def __init__(
-        self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
-    ) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(Heads([task], input_dim, units, dropout) for task in tasks)
+    def __init__(self, heads: Mapping[str, Heads]) -> None:
+        super().__init__({task_key(name): head for name, head in heads.items()})
 
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Map ``x [B, len(wanted), H]`` to predictions by task name, ``[B]`` or ``[B, C]``."""
+        """See ``Heads``."""
         predictions: dict[str, Tensor] = {}
+        heads = list(self.values())
         for column, task in enumerate(wanted):
-            predictions |= self.heads[task](x[:, [column]] if x.shape[1] > 1 else x, [0])
+            predictions |= heads[task](x[:, [column]] if x.shape[1] > 1 else x, [0])
         return predictions
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """See ``Heads``."""
-        return {parameter: [task] for task, head in enumerate(self.heads) for parameter in head.parameters()}
+        return {parameter: [task] for task, head in enumerate(self.values()) for parameter in head.parameters()}
 
     def only(self, task: int) -> Heads:
         """Return a copy of the head of one task."""
-        head = copy.deepcopy(self.heads[task])
+        head = copy.deepcopy(list(self.values())[task])
         assert isinstance(head, Heads)
         return head
+
+
+@validated
+def separate_heads(
+    tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
+) -> HeadPerTask:
+    """Return the heads of ``Heads`` as one for each task."""
+    return HeadPerTask({task.name: Heads([task], input_dim, units, dropout) for task in tasks})
 
 
 class SumHeads(nn.Module):
@@ -128,8 +138,8 @@ class SumHeads(nn.Module):
         self.tasks, self.input_dim = list(tasks), input_dim
 
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Map ``x [B, len(wanted), H]`` to predictions ``[B]`` by task name."""
-        totals = x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)
+        """Map ``x [B, len(wanted), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]``."""
+        totals = (x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)).expand(-1, len(wanted))
         return dict(zip((self.tasks[task].name for task in wanted), totals.unbind(1), strict=True))
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:

@@ -19,7 +19,7 @@ from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.networks.base import MultiTaskNetwork, wanted_tasks
 from mtl.networks.components import Component, Shape
-from mtl.networks.heads import Heads, SeparateHeads, SumHeads
+from mtl.networks.heads import HeadPerTask, Heads, SumHeads
 from mtl.nn.linear import matching
 from mtl.options import Count, Share, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
@@ -149,7 +149,7 @@ class RoutedNetwork(MultiTaskNetwork):
         bottom: Callable[..., nn.Module],
         layers: Sequence[Layer],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | SeparateHeads | SumHeads],
+        heads: Callable[..., Heads | HeadPerTask | SumHeads],
         stem: Sequence[Factory] = (),
         dropout: Share = 0.0,
         permutation: Callable[..., Permutation] | None = None,

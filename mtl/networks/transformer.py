@@ -17,7 +17,7 @@ from mtl.gates.base import Gate
 from mtl.gates.joined import joined, separate_gates, task_key
 from mtl.gates.permuted import Permutation
 from mtl.networks.base import MultiTaskNetwork, wanted_tasks
-from mtl.networks.heads import Heads
+from mtl.networks.heads import HeadPerTask, Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing
 from mtl.networks.pretrained import encoder
@@ -154,11 +154,9 @@ class Transformer(MultiTaskNetwork):
             layers.append(TransformerLayer(layer.attention, mixture, norm))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
-        self.heads = nn.ModuleDict(
-            {
-                task_key(task.name): heads(tasks=[outputs(task)], input_dim=size * (3 if task.marked else 1))
-                for task in self.tasks
-            }
+        widths = {task.name: size * (3 if task.marked else 1) for task in self.tasks}
+        self.heads = HeadPerTask(
+            {task.name: heads(tasks=[outputs(task)], input_dim=widths[task.name]) for task in self.tasks}
         )
         for name, parameter in self.heads.named_parameters():
             if name.endswith("weight"):
@@ -262,16 +260,16 @@ class Transformer(MultiTaskNetwork):
         first = self.dropout(states.index_select(0, packing.first))[:, None]
         predictions: dict[str, Tensor] = {}
         for task in wanted:
-            spec, head = self.tasks[task], self.heads[task_key(self.tasks[task].name)]
+            spec = self.tasks[task]
             if spec.kind == "span":
-                logits = head(self.dropout(states)[:, None], [0])[spec.name]  # [N, 2]
+                logits = self.heads(self.dropout(states)[:, None], [task])[spec.name]  # [N, 2]
                 lowest = torch.finfo(logits.dtype).min
                 predictions[spec.name] = packing.pad(logits).masked_fill(~packing.mask[..., None], lowest)
             elif spec.marked:
                 words = self.dropout(mean_states(packing.pad(states), inputs["marks"]))  # [B, 2, D]
-                predictions |= head(torch.cat([first, words.flatten(1)[:, None]], dim=-1), [0])
+                predictions |= self.heads(torch.cat([first, words.flatten(1)[:, None]], dim=-1), [task])
             else:
-                predictions |= head(first, [0])
+                predictions |= self.heads(first, [task])
         return predictions
 
 

@@ -19,8 +19,10 @@ def matching(x: Tensor, weight: Tensor) -> Tensor:
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [T, ..., D]``, ``bias [T, ...]``.
 
-    Returns ``[B, T, ...]``. For ``x [B, T, D]``, map t takes ``x[:, t]``; one map, ``weight [1, ..., D]``, takes all.
+    Returns ``[B, T, ...]``. For ``x [B, T, D]``, map t takes ``x[:, t]``; one map, ``weight [1, ..., D]``, takes all,
+    and all maps take ``x [B, 1, D]``.
     """
+    x = x.squeeze(1) if x.dim() == 3 and x.shape[1] == 1 else x
     if x.dim() == 2 or len(weight) == 1:
         count = len(weight) if x.dim() == 2 else x.shape[1]
         return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), count, *bias.shape[1:])

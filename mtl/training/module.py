@@ -70,6 +70,7 @@ class MultiTaskModule(LightningModule):
         self.config = dict(config or {})
         self.distillation = distillation
         self.weighting = weighting or FixedWeighting(network, len(tasks))
+        network.expand_representation = self.weighting.reads_representation
         self._optimizer = optimizer
         self._table_optimizer, self._tables = table_optimizer, make_sparse(network) if table_optimizer else []
         self.train_meter = LossMeter(tasks)

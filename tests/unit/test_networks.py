@@ -18,7 +18,7 @@ from mtl.networks.adatt import AdaTT
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
-from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.heads import Heads, SumHeads, separate_heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
@@ -122,6 +122,17 @@ def test_a_network_without_heads_predicts_the_mixture() -> None:
     assert not list(network.heads.parameters())
     wide = SumHeads(tasks, 3)(torch.ones(6, 2, 3), [0, 1])
     assert wide["b"].tolist() == [3.0] * 6
+
+
+@pytest.mark.parametrize("make", [Heads, partial(Heads, units=[5]), separate_heads, SumHeads])
+def test_heads_read_what_is_the_same_for_all_tasks_once(make: Any) -> None:
+    tasks = [task for task in TASKS if make is not SumHeads or task.outputs == 1]
+    heads, x = make(tasks=tasks, input_dim=6), torch.randn(B, 1, 6)
+    for wanted in (range(len(tasks)), [1], [0, 2]):
+        found, expected = heads(x, wanted), heads(x.expand(-1, len(wanted), -1), wanted)
+        assert list(found) == [tasks[task].name for task in wanted]
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value)
 
 
 def test_a_bare_module_is_refused() -> None:

@@ -12,7 +12,7 @@ from mtl.checks import InputError
 from mtl.gates import CometGate, FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
-from mtl.networks.heads import Heads, SeparateHeads
+from mtl.networks.heads import Heads, separate_heads
 from mtl.networks.routed import RoutedLayer, RoutedNetwork
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Image, Numeric, TaskSpec
@@ -162,7 +162,7 @@ def test_side_by_side_copies_equal_separate_ones(case: str) -> None:
 
 
 def test_separate_heads_predict_in_the_order_that_is_wanted() -> None:
-    heads = SeparateHeads(TASKS, 4)
+    heads = separate_heads(TASKS, 4)
     x = torch.randn(6, 3, 4)
     everything = heads(x, [0, 1, 2])
     assert list(everything) == [task.name for task in TASKS]

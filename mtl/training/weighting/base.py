@@ -46,6 +46,7 @@ class Weighting(KeepsBufferPrecision):
 
     needs_shared = False  # whether the method compares gradients of parameters that tasks share
     compares_steps = False  # whether it is told the losses of a step's last batch after the step
+    reads_representation = False  # whether it needs ``NetworkOutput.representation`` for each task, [B, t, H]
 
     def __init__(self, network: MultiTaskNetwork, num_tasks: int, seed: int = 0) -> None:
         super().__init__()

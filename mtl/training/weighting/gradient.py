@@ -62,6 +62,7 @@ class GradientWeighting(JacobianWeighting):
     ) -> None:
         super().__init__(network, num_tasks, seed)
         self.scale, self.absent, self.at = scale, absent, at
+        self.reads_representation = at == "representation"
         self._networks = [network]  # in a list, since it is no part of this module
         made = aggregator if isinstance(aggregator, nn.Module) else aggregator(n_tasks=num_tasks)
         self._held: list[Any] = [made]  # no submodule: its buffers appear with the first step, which loading refuses
