@@ -24,6 +24,8 @@ _SCHEMAS = {
 }
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how long OpenMP's threads spin before they sleep
 _LIBRARIES: list[Any] = []  # the declarations live as long as these objects
+# What torchmetrics imports for metrics of generated texts, for an alias in scipy and for plots
+_SLOW = ("transformers", "scipy", "matplotlib")
 
 
 def prepare_imports() -> None:
@@ -85,14 +87,18 @@ def _execute_torchvision(exec_module: Callable[[ModuleType], None], module: Modu
 
 
 def _execute_torchmetrics(exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Execute torchmetrics without ``transformers``, which only its metrics of generated texts need."""
-    requirement = importlib.import_module("lightning_utilities.core.imports").RequirementCache
+    """Execute torchmetrics as if the packages ``_SLOW`` were not installed; its plots import matplotlib when drawn."""
+    imports: Any = importlib.import_module("lightning_utilities.core.imports")
+    requirement, package_available = imports.RequirementCache, imports.package_available
     is_met = requirement.__bool__
-    requirement.__bool__ = lambda self: not str(self.requirement).startswith("transformers") and is_met(self)
+    requirement.__bool__ = lambda self: not str(self.requirement).startswith(_SLOW) and is_met(self)
+    imports.package_available = lambda name: name not in _SLOW and package_available(name)
     try:
         exec_module(module)
     finally:
-        requirement.__bool__ = is_met
+        requirement.__bool__, imports.package_available = is_met, package_available
+    plot: Any = sys.modules["torchmetrics.utilities.plot"]
+    plot.plt = imports.lazy_import("matplotlib.pyplot")
 
 
 _EXECUTE = {"torchvision": _execute_torchvision, "torchmetrics": _execute_torchmetrics}

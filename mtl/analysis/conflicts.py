@@ -1,4 +1,7 @@
-"""Draw the conflict between tasks: cosines of their gradients over training and by layer, and their affinities."""
+"""Draw the conflict between tasks: cosines of their gradients over training and by layer, and their affinities.
+
+Matplotlib is imported only to draw.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from matplotlib.figure import Figure
 
-from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line
 from mtl.files.literals import unformatted
 from mtl.files.records import LONGEST, own_file
@@ -53,11 +54,13 @@ def affinities(tables: Sequence[pl.DataFrame], tasks: Sequence[str]) -> np.ndarr
     return 100 * matrix(pl.concat([as_table([]), *(each.filter(early) for each in tables)]), "affinity", tasks)
 
 
-def draw(tables: Sequence[pl.DataFrame]) -> Figure:
-    """Draw norms and cosines over the training, mean cosines by layer, and ``affinities`` from row to column.
+def draw(tables: Sequence[pl.DataFrame]) -> Any:
+    """Return matplotlib's figure of norms and cosines over the training, mean cosines by layer, and ``affinities``.
 
-    ``tables``: of runs with the same tasks. Lines are means over the runs.
+    ``tables``: of runs with the same tasks. Lines are means over the runs; affinities are from row to column.
     """
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     [[norms, cosines], [layers, affinity]] = figure.subplots(2, 2)
     known = pl.concat(tables).filter(pl.col("value").is_finite())
@@ -87,6 +90,8 @@ def draw(tables: Sequence[pl.DataFrame]) -> Figure:
 
 
 def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
+    from mtl.analysis.figures import look
+
     groups = list(points.group_by("name", maintain_order=True))
     for index, ((name,), line) in enumerate(groups[:MOST]):
         style = {"marker": ".", "markersize": 3 if len(line) > 1 else 9, "linewidth": 1, **look(index)}

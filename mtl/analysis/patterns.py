@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import scipy  # imports its parts at their first use
 import torch
-from scipy.stats import hypergeom
 from torch import Tensor, nn
 
 from mtl.gates.base import Gate
@@ -142,7 +142,7 @@ def jaccard(chosen: Tensor) -> Tensor:
 def random_jaccard(num_experts: int, k: int) -> float:
     """Return the expected Jaccard index of two tasks that each select ``k`` of the experts at random."""
     common = range(k + 1)
-    return float(sum(hypergeom.pmf(c, num_experts, k, k) * c / (2 * k - c) for c in common))
+    return float(sum(scipy.stats.hypergeom.pmf(c, num_experts, k, k) * c / (2 * k - c) for c in common))
 
 
 def jaccard_by_group(chosen: Tensor, group: Tensor) -> dict[str, Tensor]:

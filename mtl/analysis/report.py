@@ -1,4 +1,4 @@
-"""Report how the gates of a run route: figures and CSV tables."""
+"""Report how the gates of a run route: figures and CSV tables. Matplotlib is imported only to draw."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from mtl.analysis import figures
 from mtl.analysis.patterns import describe
 from mtl.analysis.tally import History, Probabilities, Tally
 from mtl.files.literals import unformatted
@@ -38,9 +36,11 @@ class Report:
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     permutations: Permutations = field(default_factory=list)
 
-    def figures(self) -> dict[str, Figure]:
-        """Return the figures by file name, without extension."""
-        drawn: dict[str, Figure] = {}
+    def figures(self) -> dict[str, Any]:
+        """Return matplotlib's figures by file name, without extension."""
+        from mtl.analysis import figures
+
+        drawn: dict[str, Any] = {}
         tasks = [unformatted(task) for task in self.tasks]
         for suffix, name in self._layers():
             shares = self.tallies[name].shares()

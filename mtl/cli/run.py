@@ -34,16 +34,10 @@ from mtl.files.literals import escaped
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
 from mtl.loggers.base import run_loggers
-from mtl.report.against import against_quick_model
-from mtl.report.summary import PAGE
 from mtl.runs import channel, commands, results
 from mtl.runs.advice import advice
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
-from mtl.use import slices
-from mtl.use.card import write_card
-from mtl.use.run_page import write_run_page
-from mtl.use.trained import model_of
 
 log = logging.getLogger("mtl")
 
@@ -92,6 +86,9 @@ def run(
         finally:
             distributed.destroy_process_group()
     if cfg.get("report") and not cfg.evaluate and resolvers.is_first():
+        from mtl.report.summary import PAGE
+        from mtl.use.run_page import write_run_page
+
         folder = Path(cfg.paths.run_dir)
         try:
             write_run_page(folder, cfg.get("trust") or (), python.frames if python else {}, places=places_of(cfg.data))
@@ -157,6 +154,12 @@ def _run(
     distillation = teacher.distillation(network, data.spec) if teacher else None
     module = build.build_module(cfg, network, spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
+    # Not above, where they would delay this first line by a second, nor after the training, when files may have changed
+    from mtl.report.against import against_quick_model
+    from mtl.use import run_page, slices  # noqa: F401
+    from mtl.use.card import write_card
+    from mtl.use.trained import model_of
+
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))

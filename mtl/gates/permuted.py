@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy  # imports its parts at their first use
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from mtl.distributed import broadcast
@@ -74,7 +74,8 @@ class Permutation(KeepsBufferPrecision):
         if self.is_hard:
             return self.order
         matrices = sinkhorn(at_least_float32(self.logits.detach()), float(self.tau), int(self.rounds)).cpu().numpy()
-        rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
+        assign = scipy.optimize.linear_sum_assignment
+        rows = [assign(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
         return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
 
     def matrix(self) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from matplotlib.figure import Figure
 from pytorch_lightning.loggers import Logger
 
 from mtl.files.writing import writing
@@ -17,10 +17,11 @@ COMPRESSION = 1  # from 0 to 9; the default 6 takes a third of a picture's time 
 GROUP = "views"
 
 
-def save_picture(figure: Figure, file: Path, loggers: Sequence[Logger], step: int) -> None:
+def save_picture(figure: Any, file: Path, loggers: Sequence[Logger], step: int) -> None:
     """Draw ``figure`` once, into the PNG ``file``, and pass the file to the loggers as ``views/<name of the file>``.
 
-    See ``RunLogger.log_picture``; other loggers are skipped.
+    ``figure``: of matplotlib, whose import here would delay the first line of a run. See ``RunLogger.log_picture``; other
+    loggers are skipped.
     """
     with writing(file) as opened:
         figure.savefig(opened, format="png", dpi=DOTS, pil_kwargs={"compress_level": COMPRESSION})

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import scipy  # imports its parts at their first use
 from matplotlib.figure import Figure
-from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import look
@@ -85,7 +85,8 @@ def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> 
     values = pl.concat(courses).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
     mean, deviation = pl.col("value").mean().alias("mean"), pl.col("value").std().fill_null(0).alias("deviation")
     points = values.group_by("setting", "runs", "step", maintain_order=True).agg(mean, deviation, pl.len())
-    quantiles = {count: student.ppf((1 + BAND) / 2, count - 1) if count > 2 else 0.0 for count in set(values["runs"])}
+    quantile, counts = scipy.stats.t.ppf, set(values["runs"])
+    quantiles = {count: quantile((1 + BAND) / 2, count - 1) if count > 2 else 0.0 for count in counts}
     reach = (
         pl.col("runs").replace_strict(quantiles, return_dtype=pl.Float64) * pl.col("deviation") / pl.col("runs").sqrt()
     )

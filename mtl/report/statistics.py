@@ -14,9 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import polars as pl
-from scipy.stats import nct as noncentral
-from scipy.stats import norm
-from scipy.stats import t as student
+import scipy  # imports its parts at their first use
 
 Value = float | None
 Values = Mapping[Any, Value]  # of the runs of a setting; runs of two settings with the same key are a pair
@@ -82,14 +80,14 @@ class Difference:
     @property
     def p(self) -> Value:
         """The two-sided p-value that the true difference is 0; None if undefined, as for values that do not vary."""
-        return float(2 * student.sf(abs(self.mean) / self.error, self.freedom)) if self.error else None
+        return float(2 * scipy.stats.t.sf(abs(self.mean) / self.error, self.freedom)) if self.error else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % confidence interval of the mean; None if undefined."""
         if self.error is None:
             return None
-        reach = float(student.isf(SIGNIFICANCE / 2, self.freedom)) * self.error if self.error else 0.0
+        reach = float(scipy.stats.t.isf(SIGNIFICANCE / 2, self.freedom)) * self.error if self.error else 0.0
         return self.mean - reach, self.mean + reach
 
     def outcome(self, p: Value = None, close: float = 0.0) -> Outcome:
@@ -161,12 +159,12 @@ def runs_to_decide(mean: float, deviation: float, comparisons: int = 1, overlap:
     """
     level = SIGNIFICANCE / comparisons / 2
     # With a known deviation; Student's t needs z^2 / 2 more (Guenther 1981), which is exact enough from 1,000 on
-    runs = ((norm.isf(level) + norm.ppf(POWER)) * deviation / mean) ** 2
+    runs = ((scipy.stats.norm.isf(level) + scipy.stats.norm.ppf(POWER)) * deviation / mean) ** 2
     if runs * overlap >= 1:
         return math.inf
     runs /= 1 - runs * overlap
     if runs > 1000:
-        return math.ceil(runs + norm.isf(level) ** 2 / 2)
+        return math.ceil(runs + scipy.stats.norm.isf(level) ** 2 / 2)
     count = max(2, math.ceil(runs))
     while deviation and _power(abs(mean) / deviation / math.sqrt(1 / count + overlap), count, level) < POWER:
         count += 1
@@ -175,7 +173,7 @@ def runs_to_decide(mean: float, deviation: float, comparisons: int = 1, overlap:
 
 def _power(effect: float, runs: int, level: float) -> float:
     """Return the probability that Student's test is significant with the sign of ``effect``, in standard errors."""
-    return float(noncentral.sf(student.isf(level, runs - 1), runs - 1, effect))
+    return float(scipy.stats.nct.sf(scipy.stats.t.isf(level, runs - 1), runs - 1, effect))
 
 
 def difference(values: Values, others: Values, factor: float = 1.0, overlap: float = 0.0) -> Difference | None:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy  # imports its parts at their first use
 import torch
-from scipy.optimize import isotonic_regression, minimize, minimize_scalar
-from scipy.special import expit, log_softmax, logit
 from torch import Tensor
 
 from mtl.nn.calibration import STEPS, Calibration
@@ -32,7 +31,7 @@ def log_losses(logits: Any, label: Any) -> Any:
     """Return the log loss ``[N]`` of each row."""
     if logits.ndim == 1:
         return np.logaddexp(0, np.where(label == 1, -logits, logits))
-    return -np.take_along_axis(log_softmax(logits, -1), label.astype(int)[:, None], 1)[:, 0]
+    return -np.take_along_axis(scipy.special.log_softmax(logits, -1), label.astype(int)[:, None], 1)[:, 0]
 
 
 def temperature(logits: Any, label: Any, weight: Any) -> Calibration:
@@ -42,7 +41,8 @@ def temperature(logits: Any, label: Any, weight: Any) -> Calibration:
         return float(weight @ log_losses(logits * np.exp(log_scale), label))
 
     most = np.log(STEEPEST)
-    return Calibration(scale=float(np.exp(minimize_scalar(loss, bounds=(-most, most), options={"xatol": 1e-7}).x)))
+    log_scale = scipy.optimize.minimize_scalar(loss, bounds=(-most, most), options={"xatol": 1e-7}).x
+    return Calibration(scale=float(np.exp(log_scale)))
 
 
 def platt(logits: Any, label: Any, weight: Any) -> Calibration:
@@ -56,11 +56,11 @@ def platt(logits: Any, label: Any, weight: Any) -> Calibration:
 
     def loss(line: Any) -> tuple[float, Any]:
         found = line[0] * logits + line[1]
-        slope = weight * (expit(found) - target)
+        slope = weight * (scipy.special.expit(found) - target)
         return weight @ (np.logaddexp(0, found) - target * found), np.array([slope @ logits, slope.sum()])
 
     bounds = [(1 / STEEPEST, STEEPEST), (None, None)]
-    a, b = minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, options={"ftol": 1e-14, "gtol": 1e-9}).x
+    a, b = scipy.optimize.minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, options={"ftol": 1e-14, "gtol": 1e-9}).x
     return Calibration(scale=float(a), shift=float(b))
 
 
@@ -74,11 +74,13 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     edges = np.unique(np.quantile(logits, np.arange(1, bins) / bins, method="inverted_cdf"))
     index = np.unique(np.searchsorted(edges, logits, side="right"), return_inverse=True)[1]
     total, at, positives = (np.bincount(index, weight * each) for each in (1.0, logits, label))
-    found = isotonic_regression((positives + np.average(label, weights=weight)) / (total + 1), weights=total + 1)
+    share = (positives + np.average(label, weights=weight)) / (total + 1)
+    found = scipy.optimize.isotonic_regression(share, weights=total + 1)
     starts = found.blocks[:-1]
     mean = np.add.reduceat(at, starts) / np.add.reduceat(total, starts)
     mean, first = np.unique(mean.astype(np.float32), return_index=True)  # of the logits' precision: no piece of width 0
-    return Calibration(knots=tuple(zip(mean.tolist(), logit(found.x[starts][first]).tolist(), strict=True)))
+    logits_of_blocks = scipy.special.logit(found.x[starts][first])
+    return Calibration(knots=tuple(zip(mean.tolist(), logits_of_blocks.tolist(), strict=True)))
 
 
 METHODS: dict[str, dict[str, Fit]] = {

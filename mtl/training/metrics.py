@@ -1,6 +1,7 @@
 """The metrics that a task may name. They are computed from all rows of an evaluation, so batches do not matter.
 
-Curves and calibration use torchmetrics. The others are ours. Most take a line or two; three kinds differ from those of
+Curves and calibration use torchmetrics, whose import would delay what needs names of metrics alone, such as
+``mtl report``. The others are ours. Most take a line or two; three kinds differ from those of
 torchmetrics. Its R2 treats labels of a small scale as constant. Its correlations with a constant are NaN, where GLUE
 defines them as 0. Its ranking metrics loop over the groups in Python (NDCG of 6040 users takes 7 s, and 0.2 s here) and
 break ties by the order of the rows. An undefined metric is NaN.
@@ -16,7 +17,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_calibration_error
 
 from mtl.objectives import OF_QUANTILES
 from mtl.types import TaskKind, TaskSpec, metric_family
@@ -70,6 +70,8 @@ def auroc(prediction: Tensor, label: Tensor) -> Tensor:
 
     ``prediction [N]``, ``label [N]``.
     """
+    from torchmetrics.functional.classification import binary_auroc
+
     return binary_auroc(prediction, label, validate_args=False) if 0 < label.sum() < len(label) else UNDEFINED
 
 
@@ -81,6 +83,8 @@ def one_versus_rest_auroc(rows: Rows) -> Tensor:
 
 def average_precision(rows: Rows) -> Tensor:
     """Return the average precision, sum_n (R_n - R_(n-1)) P_n over the thresholds, with recall R and precision P."""
+    from torchmetrics.functional.classification import binary_average_precision
+
     return binary_average_precision(rows.prediction, rows.label, validate_args=False) if rows.label.any() else UNDEFINED
 
 
@@ -90,6 +94,8 @@ def calibration_error(confidence: Tensor, correct: Tensor) -> Tensor:
     It is the mean distance between the mean ``confidence [N]`` of a bin and its share of ``correct [N]`` predictions,
     weighted by the number of rows in the bin.
     """
+    from torchmetrics.functional.classification import binary_calibration_error
+
     return binary_calibration_error(confidence, correct.long(), n_bins=15, validate_args=False)
 
 

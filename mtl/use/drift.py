@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy.stats import binom
+import scipy  # imports its parts at their first use
 
 from mtl.checks import InputError, join_names, require
 from mtl.options import StrictModel, valid
@@ -92,7 +92,7 @@ def chance(then: Sequence[int], now: Sequence[int]) -> float:
     """
     few, many = sorted((np.array(then), np.array(now)), key=np.sum)
     share, rows = (few + many) / max(1, few.sum() + many.sum()), few.sum()
-    tail = np.minimum(binom.cdf(few, rows, share), binom.sf(few - 1, rows, share))
+    tail = np.minimum(scipy.stats.binom.cdf(few, rows, share), scipy.stats.binom.sf(few - 1, rows, share))
     return float(min(1.0, 2 * tail.min() * np.count_nonzero(share)))
 
 

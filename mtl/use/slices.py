@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import scipy  # imports its parts at their first use
 import torch
-from scipy.stats import norm
 
 from mtl.data_modules.tables.columns import as_text, parse
 from mtl.files.tables import Bold, Table
@@ -127,7 +127,7 @@ def compared(
         if metric == metrics[0] and error is not None and math.isfinite(values[0] - values[1]):
             of_rest = spread(score, rest, metric)
             scale = math.hypot(error, of_rest) if of_rest is not None else 0.0
-            p = float(2 * norm.sf(abs(values[0] - values[1]) / scale)) if scale > 0 else None
+            p = float(2 * scipy.stats.norm.sf(abs(values[0] - values[1]) / scale)) if scale > 0 else None
         known = [None if math.isnan(each) else each for each in values]
         found.append(Slice(column, value, task.name, metric, len(own.label), known[0], error, known[1], p))
     return found

@@ -38,12 +38,6 @@ def test_layers_of_an_encoder_have_the_parts_that_are_replaced() -> None:
     assert hasattr(layer.intermediate, "dense")
 
 
-def test_torchmetrics_does_not_import_transformers() -> None:
-    assert RequirementCache("torch").requirement == "torch"
-    assert RequirementCache("torch")
-    assert not RequirementCache("no-such-package")
-
-
 def run_python(program: str, **environment: str) -> str:
     """Return what a program prints in a new process, in which OpenMP's waiting is not set but by ``environment``."""
     variables = {name: value for name, value in os.environ.items() if name not in compat.WAITING} | environment
@@ -55,6 +49,21 @@ def run_python(program: str, **environment: str) -> str:
 def test_lightning_can_be_imported_after_mtl() -> None:
     program = "import mtl; from pytorch_lightning import Trainer; import torchvision; print(torchvision.__name__)"
     assert run_python(program) == "torchvision"
+
+
+def test_torchmetrics_imports_no_slow_package_that_it_does_not_need() -> None:
+    program = (
+        "import mtl, sys, torch, torchmetrics\n"
+        "slow = ('transformers', 'scipy', 'matplotlib')\n"
+        "print([name for name in slow if name in sys.modules])\n"
+        "figure, _ = torchmetrics.utilities.plot.plot_single_or_multi_val(torch.tensor(0.5))\n"
+        "print(type(figure).__name__)"
+    )
+    assert run_python(program, MPLBACKEND="agg").splitlines() == ["[]", "Figure"]
+    assert RequirementCache("torch").requirement == "torch"
+    assert RequirementCache("torch")  # as before the import of torchmetrics
+    assert RequirementCache("scipy")
+    assert not RequirementCache("no-such-package")
 
 
 SPINS = "import mtl, os; print(os.environ.get('GOMP_SPINCOUNT'))"

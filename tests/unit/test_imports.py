@@ -17,6 +17,7 @@ import mtl
 from mtl.cli.help import options
 from mtl.cli.main import COMMANDS
 from tests.conftest import ROOT
+from tests.run_folders import write_run
 
 # A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
 ROWS = [
@@ -253,3 +254,19 @@ def test_help_and_mistyped_options_do_not_import_torch(words: list[str], tmp_pat
         groups = {line.split(":")[0].strip() for line in done.stdout.partition("Options of")[0].splitlines()}
         assert {"distillation", "gate", "network/gate_trunk"} <= groups
         assert groups.isdisjoint({"study", "sampler", "pruner", "paper"})  # options of other commands
+
+
+def test_columns_and_report_do_not_import_lightning(tmp_path: Path) -> None:
+    """They take two seconds instead of five."""
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "1,x,0\n2,y,1\n" * 9)
+    for number in range(2):
+        write_run(tmp_path / "runs" / str(number), [f"gate={number}"], {"loss": 1.0 + number})
+    code = (
+        "import sys; from mtl.cli.main import main; main(sys.argv[1:])\n"
+        "names = ('pytorch_lightning', 'torchmetrics', 'torchvision', 'torch._dynamo', 'transformers')\n"
+        "print('imported:', [name for name in names if name in sys.modules])"
+    )
+    for words in (["columns", "rows.csv"], ["report", "runs"]):
+        done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "imported: []"
