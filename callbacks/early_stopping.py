@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
+from mtl.files.formatting import number
 from mtl.options import CountOrZero, Name, NotNegative, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
@@ -54,7 +55,8 @@ class EarlyStop(Watcher, EarlyStopping):  # type: ignore[misc]  # Watcher's moni
         if trainer.should_stop and not before and reason:
             if "did not improve" in reason:
                 epochs = f"{self.wait_count} epoch{'s' * (self.wait_count != 1)}"
-                reason = f"{self.monitor} has not improved for {epochs}; its best is {float(self.best_score):.4g}"
+                best = number(float(self.best_score), 4)
+                reason = f"{self.monitor} has not improved for {epochs}; its best is {best}"
             log.info("early stopping: %s", reason.removesuffix(" Signaling Trainer to stop."))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from mtl.files.formatting import number
+
 with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets the bar of the console
     from tqdm.auto import tqdm
 
@@ -29,7 +31,7 @@ class EpochBar(Callback):
         if monitor in metrics:
             self._values.append(float(metrics[monitor]))
             best = max(self._values) if saved.mode == "max" else min(self._values)
-            self._bar.set_postfix_str(f"{monitor} {self._values[-1]:.4g}, best {best:.4g}", refresh=False)
+            self._bar.set_postfix_str(f"{monitor} {number(self._values[-1], 4)}, best {number(best, 4)}", refresh=False)
         self._bar.update()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

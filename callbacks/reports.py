@@ -11,8 +11,8 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
+from mtl.files.formatting import duration, number
 from mtl.runs import channel
-from mtl.runs.results import duration
 from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
 from mtl.training.values import log_values
@@ -58,14 +58,14 @@ class EpochReport(Callback):
         losses = pl_module.train_meter.compute()  # not logged yet: callbacks run first
         if self._validated and ends_epoch(trainer):
             self._follow(trainer.current_epoch, list(pl_module.tasks), losses, values)
-        shown = [f"train {losses['loss']:.4g}"]
+        shown = [f"train {number(losses['loss'], 4)}"]
         if "val/loss" in values:
-            shown.append(f"val {float(values['val/loss']):.4g}")
+            shown.append(f"val {number(float(values['val/loss']), 4)}")
             shown.append(main_metric(pl_module, values))
         if "val/experts_per_sample" in values:
-            count = f"{float(values['val/experts_per_sample']):.3g}"
+            count = f"{number(float(values['val/experts_per_sample']), 3)}"
             shown.append(f"{count} expert{'s' * (count != '1')}")
-        shown.append(f"{self.seconds[-1]:.3g} s")
+        shown.append(f"{number(self.seconds[-1], 3)} s")
         log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, shown)))
         left = epochs_left(trainer)
         if left and not self._told:
@@ -112,7 +112,7 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
     monitor = module.config.get("monitor", "val/loss")
     name = monitor if monitor != "val/loss" else "val/average"
     if name in values:
-        return f"{name.removeprefix('val/')} {float(values[name]):.4g}"
+        return f"{name.removeprefix('val/')} {number(float(values[name]), 4)}"
     mains = {f"val/{task}/{main}": main for task, main in module.evaluation.main_metrics().items()}
     found = {name: main for name, main in mains.items() if name in values}
     chosen = next(iter(found.values()), None)
@@ -121,7 +121,7 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
         return ""
     of_all = f"mean {chosen} of {len(names)} tasks"
     mean = mean_of_defined([float(values[name]) for name in names])
-    return f"{of_all if len(names) > 1 else names[0].removeprefix('val/')} {mean:.4g}"
+    return f"{of_all if len(names) > 1 else names[0].removeprefix('val/')} {number(mean, 4)}"
 
 
 class TrialReport(Watcher):

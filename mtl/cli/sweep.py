@@ -42,8 +42,8 @@ class SweepTable(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
+            from mtl.files.formatting import duration
             from mtl.runs.console import ConsoleHandler
-            from mtl.runs.results import duration
 
             for handler in logging.getLogger().handlers:  # Hydra makes new ones for each job
                 if isinstance(handler, ConsoleHandler):

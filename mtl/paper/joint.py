@@ -8,12 +8,13 @@ from typing import Any
 
 import polars as pl
 
+from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.paper.definition import Joint, Part
 from mtl.report.page import Section
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.settings import Published, compare
-from mtl.report.statistics import SEEDS, Value, rounded
+from mtl.report.statistics import SEEDS, Value
 
 Row = dict[str, Value]  # by column, and by mean
 
@@ -51,9 +52,9 @@ def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Pu
     rows = []
     for name in dict.fromkeys(runs.table["setting"]):
         best = _with_means(joint, {column: _best(runs, name, column) for column in joint.columns})
-        rows.append([name, *(_text(best[column]) for column in columns)])
+        rows.append([name, *(number(best[column], 4) for column in columns)])
         if name in published:
-            rows.append([f"{name}, published", *(_text(published[name].get(c, (None,))[0]) for c in columns)])
+            rows.append([f"{name}, published", *(number(published[name].get(c, (None,))[0], 4) for c in columns)])
     best_runs = Table(["gate", *columns], rows, "The best run of each column")
     return Section(joint.name, "", settings, [settings.table(), best_runs])
 
@@ -69,7 +70,3 @@ def _with_means(joint: Joint, row: Row) -> Row:
 def _best(runs: Runs, gate: str, column: str) -> Value:
     values = [value for value in runs.values(gate, column).values() if value is not None]
     return (max if runs.is_higher_better(column) else min)(values, default=None)
-
-
-def _text(value: Value) -> str:
-    return "-" if value is None else rounded(value, None)

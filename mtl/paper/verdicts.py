@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from mtl.files.formatting import number
 from mtl.paper.definition import Claim
 from mtl.report.statistics import (
     FEWEST,
@@ -18,10 +19,8 @@ from mtl.report.statistics import (
     Summary,
     Value,
     Values,
-    change_text,
     difference,
     one_sample,
-    rounded,
     runs_to_decide,
     summarise,
 )
@@ -131,7 +130,7 @@ def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: flo
 
 def _change(found: Difference, base: Summary) -> str:
     """Return a difference, of which positive ones are better, in percent of ``base``; in its own unit if that is 0."""
-    return change_text(replace(found.times(100 / abs(base.mean) if base.mean else 1.0), undefined=0))
+    return replace(found.times(100 / abs(base.mean) if base.mean else 1.0), undefined=0).text()
 
 
 def _few(*gates: Summary) -> Verdict:
@@ -141,7 +140,7 @@ def _few(*gates: Summary) -> Verdict:
 def _text(value: Summary) -> str:
     found = one_sample(value)
     known = found and found.interval and found.error
-    text = change_text(replace(found, undefined=0), sign="") if found and known else rounded(value.mean or 0.0, None)
+    text = replace(found, undefined=0).text(sign="") if found and known else number(value.mean or 0.0, 4)
     return text + (f" ({_counted(value.undefined)} without a value)" if value.undefined else "")
 
 
@@ -176,9 +175,10 @@ def _compared_searches(times: float, own: Pairs, others: Pairs, name: str, highe
     share = float(np.mean(fewer >= times))
     reason = f"not reached with {counts}"
     if needed is not None:
-        reason = f"{theirs.whole / needed:.3g} times fewer: {needed} for the value of {name} with {theirs.whole}"
+        reason = f"{number(theirs.whole / needed, 3)} times fewer: {needed} for the value of {name} with {theirs.whole}"
     low, high = np.quantile(fewer, [SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2])
-    reason = f"{reason} ({low:.3g} to {high:.3g} in {1 - SIGNIFICANCE:.0%} of the samples; 0: not reached)"
+    ends = f"{number(low, 3)} to {number(high, 3)}"
+    reason = f"{reason} ({ends} in {1 - SIGNIFICANCE:.0%} of the samples; 0: not reached)"
     if share >= 1 - SIGNIFICANCE / 2:
         return Verdict.HOLDS, reason
     return Verdict.CONTRADICTED if share <= SIGNIFICANCE / 2 else Verdict.UNDECIDED, reason

@@ -18,11 +18,11 @@ from torchmetrics.functional.classification import (
 )
 
 from mtl.analysis.figures import look
+from mtl.files.formatting import number
 from mtl.files.literals import unformatted
 from mtl.files.tables import Table
 from mtl.predictions import class_names
 from mtl.report.page import Picture, picture
-from mtl.runs.results import number
 from mtl.training.metrics import Rows, value_of
 from mtl.types import TaskSpec, labelled
 

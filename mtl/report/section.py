@@ -9,12 +9,13 @@ from typing import Any
 import polars as pl
 
 from mtl.checks import require
+from mtl.files.formatting import number, with_error
 from mtl.files.tables import Table
 from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import ALL, BASELINE, FINISHED, Runs, config
 from mtl.report.settings import Published, compare
-from mtl.report.statistics import rounded, summarise
+from mtl.report.statistics import summarise
 from mtl.runs.results import MOST_TASKS
 from mtl.training.baselines import ROWS
 
@@ -71,7 +72,7 @@ def baselines_of(runs: Runs) -> Table | None:
     for task, metric in runs.main.items() if models else ():
         names = [f"{BASELINE}{model} {task}/{metric}" for model in models]
         found = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
-        rows.append([f"{task} {metric}", *("-" if mean is None else rounded(mean, None) for mean in found)])
+        rows.append([f"{task} {metric}", *(number(mean, 4) for mean in found)])
     note = f"Means over the runs. A quick model learns from at most {ROWS:,} training rows of a table."
     return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
 
@@ -109,7 +110,7 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
         header += [f"FLOPs per sample / {baseline}", f"FLOPs of training / {baseline}"]
         for row in rows:
             pairs = zip(totals[row[0]], totals[baseline], strict=True)
-            row += [f"{own / base:.3g}" for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
+            row += [number(own / base, 3) for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
         note += f" FLOPs of training: {COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
     if len(runs.table) == 1:
         rows = [[Path(runs.table["run"][0]).name if row[0] == ALL else row[0], *row[1:]] for row in rows]
@@ -125,9 +126,8 @@ def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
 def _cost(values: Sequence[float | None]) -> str:
     """Return mean and standard error of the runs' costs: whole numbers from 1000 on, else four digits."""
     found = summarise(values)
-    if found.mean is None:
-        return "-"
-    return rounded(found.mean, found.error if found.error and found.error > _SMALL * abs(found.mean) else None)
+    is_large = found.error is not None and found.error > _SMALL * abs(found.mean or 0.0)
+    return with_error(found.mean, found.error if is_large else None)
 
 
 def pictures_of(

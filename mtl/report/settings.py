@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mtl.checks import require
+from mtl.files.formatting import aligned, with_error
 from mtl.files.tables import Bold, Table
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import (
@@ -20,9 +20,7 @@ from mtl.report.statistics import (
     Outcome,
     Summary,
     Values,
-    change_text,
     difference,
-    rounded,
     summarise,
 )
 
@@ -61,20 +59,11 @@ class Quantity:
         return {name: summarise(list(own.values()), 1.0, self.overlap) for name, own in self.values.items()}
 
     def texts(self) -> dict[str, str]:
-        """Return ``mean ± standard error`` of each setting, then (m/n) if only m of n runs have a value; "-" if none.
-
-        The decimals show two digits of the typical standard error, or four of the largest mean.
-        """
-        errors = [value.error for value in self.means.values() if value.error]
-        largest = max((abs(value.mean) for value in self.means.values() if value.mean), default=1.0)
-        last = math.floor(math.log10(statistics.median(errors))) - 1 if errors else math.floor(math.log10(largest)) - 3
-        form, found = f",.{min(max(-last, 0), 6)}f", {}
-        for name, value in self.means.items():
-            error = "" if value.error is None else f"{value.error:{form}}"
-            text = "-" if value.mean is None else f"{value.mean:{form}}"
-            some = f" ({value.count}/{value.count + value.undefined})" if value.undefined else ""
-            found[name] = text + (f" ± {error}" if error.strip("0.") else "") + some
-        return found
+        """Return mean ± standard error of each setting, then (m/n) if only m of n runs have a value; "-" if none."""
+        means = self.means.values()
+        texts = aligned([(value.mean, value.error) for value in means])
+        counts = (f" ({each.count}/{each.count + each.undefined})" if each.undefined else "" for each in means)
+        return {name: text + count for name, text, count in zip(self.means, texts, counts, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -119,7 +108,7 @@ class Settings:
         for outcome, sign in DECIDED.items():
             if own := [name for name in self.gains if self.outcome(name) == outcome]:
                 most, left = max(own, key=lambda name: abs(self.gains[name].mean)), left - len(own)
-                by = f"by {change_text(self.gains[most].times(sign), ' %', '')}"
+                by = f"by {self.gains[most].times(sign).text(' %', '')}"
                 parts.append(
                     f"{len(own)} are {outcome} (most {most}, {by})" if own[1:] else f"{most} is {outcome} {by}"
                 )
@@ -129,7 +118,7 @@ class Settings:
         else:
             best = max(self.gains, key=lambda name: self.gains[name].mean)
             sign = 1 if self.quantities[0].higher else -1
-            text = change_text(self.gains[best].times(sign), " %")
+            text = self.gains[best].times(sign).text(" %")
             parts = [f"nothing is decided; the best of the others, {best}, changes it by {text}"]
         return f"{self.quantities[0].name} against {self.reference}: {'; '.join(parts)}."
 
@@ -154,7 +143,7 @@ class Settings:
                 add(name, count, self._change(name), [own[name] for own in texts])
             if name in published:
                 theirs = [published[name].get(each.column) for each in self.quantities]
-                add(f"{name}, published", "", "", ["-" if value is None else rounded(*value) for value in theirs])
+                add(f"{name}, published", "", "", ["-" if value is None else with_error(*value) for value in theirs])
         over = self.unit if not even else f"{done} {self.unit}" if done != 1 else f"1 {self.unit.removesuffix('s')}"
         return Table(rows[0], rows[1:], notes=[*self._explanation(over), *self.notes])
 
@@ -170,7 +159,7 @@ class Settings:
         """Return the change of a setting, as a raw one: higher values have a plus sign."""
         if name not in self.gains:
             return "" if name == self.reference else "-"
-        text = change_text(self.gains[name].times(1 if self.quantities[0].higher else -1))
+        text = self.gains[name].times(1 if self.quantities[0].higher else -1).text()
         return Bold(text) if self.outcome(name) in DECIDED else text
 
     def _explanation(self, over: str) -> list[str]:

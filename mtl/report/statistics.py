@@ -16,6 +16,8 @@ from typing import Any
 import polars as pl
 import scipy  # imports its parts at their first use
 
+from mtl.files.formatting import with_interval
+
 Value = float | None
 Values = Mapping[Any, Value]  # of the runs of a setting; runs of two settings with the same key are a pair
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
@@ -106,6 +108,10 @@ class Difference:
         """Return the difference in another unit, or of the opposite sign."""
         error = None if self.error is None else self.error * abs(factor)
         return replace(self, mean=self.mean * factor, error=error, deviation=self.deviation * abs(factor))
+
+    def text(self, unit: str = "", sign: str = "+") -> str:
+        """Return the difference with its interval as text; without it if some runs have no value."""
+        return with_interval(self.mean, None if self.undefined else self.interval, unit, sign)
 
 
 def keys_of(runs: pl.DataFrame) -> list[tuple[Any, Any]]:
@@ -200,35 +206,6 @@ def difference(values: Values, others: Values, factor: float = 1.0, overlap: flo
     # Welch (1947), since the variances may differ
     freedom = 1 / sum(share**4 / (each.count - 1) for share, each in zip(shares, (mine, theirs), strict=True))
     return Difference(mean, error, runs, 0, freedom, deviation, undefined, overlap)
-
-
-def change_text(found: Difference, unit: str = "", sign: str = "+") -> str:
-    """Return a difference with its 95 % interval, in decimals that show two digits of the interval's half.
-
-    They show at most four digits of the difference. ``sign``: "+", or "" for a size. Without an interval, and if some
-    runs have no value, the difference has two digits.
-    """
-    mean, ends = found.mean + 0.0, None if found.undefined else found.interval  # so that 0 has a plus sign
-    if ends is None or ends[0] == ends[1]:
-        return f"{number_text(mean, 2, sign)}{unit}"
-    half, most = (math.floor(math.log10(size)) for size in ((ends[1] - ends[0]) / 2, abs(mean) or 1e-9))
-    form = f",.{min(max(min(1 - half, 3 - most), 0), 6)}f"
-    return f"{mean:{sign}{form}}{unit} [{ends[0]:{form}}, {ends[1]:{form}}]"
-
-
-def number_text(value: float, digits: int, sign: str = "") -> str:
-    """Return a number with ``digits`` significant digits, or more before the decimal point."""
-    return f"{value:{sign},.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:{sign}.{digits}g}"
-
-
-def rounded(mean: float, error: float | None) -> str:
-    """Return a mean with four digits and its standard error, if there is one, with two."""
-    return number_text(mean, 4) + (f" ± {number_text(error, 2)}" if error else "")
-
-
-def p_text(p: float) -> str:
-    """Return a p-value as text with suitable digits."""
-    return "p<0.001" if p < 0.001 else f"p={p:.3f}" if p < 0.1 else f"p={p:.2f}"
 
 
 def gain(value: Value, single: Value, higher: bool) -> float:

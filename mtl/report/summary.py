@@ -9,12 +9,12 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from mtl.files.formatting import duration
 from mtl.files.literals import plain, printable
 from mtl.files.tables import bullets
 from mtl.files.writing import write_text
 from mtl.report.page import Section, html, linked, write_page
 from mtl.report.runs import Results, Runs, command, read_results
-from mtl.runs.results import duration
 
 CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
 MADE = "Where the numbers come from"

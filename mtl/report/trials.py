@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
+from mtl.files.formatting import number
 from mtl.files.literals import unformatted
 from mtl.files.tables import Table
 from mtl.report.page import Section, picture
@@ -184,7 +185,7 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
         cells = []
         for other in budgets:
             needed = trials_needed(getattr(own, attribute), getattr(other, attribute)[-1], higher)
-            share = "" if needed is None else f"{needed} ({other.whole / needed:.3g}x fewer)"
+            share = "" if needed is None else f"{needed} ({number(other.whole / needed, 3)}x fewer)"
             cells.append("-" if own is other else share or f"not with {own.whole}")
         rows.append([own.setting, *cells])
     header = ["trials of", *(f"for {each.setting} with {each.whole}" for each in budgets)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mtl.files.formatting import number
 from mtl.training.metrics import higher_is_better
 
 RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
@@ -80,7 +81,7 @@ def _rises(loss: float, least: float) -> bool:
 
 def losses_of(tasks: Mapping[str, tuple[float, float]], word: str) -> str:
     """Return the two losses of each task, as in "click 0.31, then 0.35"."""
-    return some([f"{task} {one:.3g}, {word} {other:.3g}" for task, (one, other) in tasks.items()])
+    return some([f"{task} {number(one, 3)}, {word} {number(other, 3)}" for task, (one, other) in tasks.items()])
 
 
 def some(texts: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from rich.text import Text
 from torch import nn
 
 from mtl import __version__, compat
+from mtl.files.formatting import number
 from mtl.files.literals import printable
 from mtl.files.records import RESULTS, read_json
 from mtl.files.tables import Table
@@ -115,19 +116,6 @@ def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in own.items()}
 
 
-def number(value: float | None) -> str:
-    """Return ``value`` with four decimals, or with none if it is 1000 or more; "-" if it is undefined (None)."""
-    return "-" if value is None else f"{value:z.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in its natural unit: 7.5 seconds, 12 minutes, 3.4 hours."""
-    for unit, size, least in (("hours", 3600, 120 * 60), ("minutes", 60, 100)):
-        if seconds >= least:
-            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.2g} seconds"
-
-
 def print_results(
     record: Mapping[str, Any], folder: Path, advice: Sequence[str] = (), further: Sequence[str] = ()
 ) -> None:
@@ -146,7 +134,7 @@ def print_results(
     known = any(name.startswith("expert_share/") for name in test)
     if known and len(set(record.get("task_groups", {}).values())) > 1:
         console.print(_sharing(record))
-    timing = "" if record["seconds_per_epoch"] is None else f" of {record['seconds_per_epoch']:.2g} s"
+    timing = "" if record["seconds_per_epoch"] is None else f" of {number(record['seconds_per_epoch'], 2)} s"
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
     trained = f"{epochs}{timing}, " if record["epochs"] else ""  # none of mtl evaluate
     console.print(f"{trained}{_experts(test)}{record['parameters']:,} parameters, seed {record['seed']}")
@@ -169,7 +157,7 @@ def _experts(test: Mapping[str, Any]) -> str:
         return ""
     known = {name.rpartition("/")[2] for name in test if name.startswith("expert_share/")}
     of, mean = f" of {len(known)}" if known else "", "" if used == round(used) else " on average"
-    return f"each task uses {used:.3g}{of} experts{mean}, "
+    return f"each task uses {number(used, 3)}{of} experts{mean}, "
 
 
 def by_task(record: Mapping[str, Any]) -> Table | str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mtl.files.formatting import number
 from mtl.report.runs import Runs
 from mtl.report.statistics import (
     FEWEST,
@@ -16,7 +17,6 @@ from mtl.report.statistics import (
     Values,
     difference,
     holm,
-    number_text,
     runs_to_decide,
     summarise,
 )
@@ -89,8 +89,8 @@ class Gain:
     def __str__(self) -> str:
         if self.found is None:
             return "undefined"
-        error = "" if self.found.error is None else f" ± {number_text(self.found.error, 2)}"
-        return f"{number_text(self.found.mean, 2, '+')} %{error}"
+        error = "" if self.found.error is None else f" ± {number(self.found.error, 2)}"
+        return f"{number(self.found.mean, 2, '+')} %{error}"
 
 
 def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[Gain]:

@@ -13,13 +13,14 @@ from rich.console import Console
 
 from mtl.analysis.conflicts import EARLY, draw
 from mtl.checks import require
+from mtl.files.formatting import number, p_value
 from mtl.files.literals import markdown, printable
 from mtl.files.tables import Table
 from mtl.files.writing import write_json
 from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.statistics import DELTA, number_text, p_text
+from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, confirm, recommended
@@ -62,7 +63,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     affinity = found.affinity()
     groups = [[found.tasks[task] for task in group] for group in found.groups]
     source = "the gains of pairs" if found.pairs else "the affinities"
-    line = f"groups by {source}: {' | '.join(map(' + '.join, groups))} (mean {found.predicted_gain():.2g} %)"
+    line = f"groups by {source}: {' | '.join(map(' + '.join, groups))} (mean {number(found.predicted_gain(), 2)} %)"
     lines = [*answers.values(), *([line] if groups else []), f"recommended: {best} ({why})", SPLIT[found.own_splits]]
     content = {
         "answers": answers,
@@ -116,15 +117,14 @@ def _choice(gains: Sequence[Gain]) -> Table:
 def _table(gains: Sequence[Gain]) -> Table:
     rows = []
     for each in gains:
-        ends = f"[{', '.join(number_text(end, 2, '+') for end in each.interval)}]" if each.interval else "-"
-        p = "-" if each.p is None else p_text(each.p)
-        rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
+        ends = f"[{', '.join(number(end, 2, '+') for end in each.interval)}]" if each.interval else "-"
+        rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p_value(each.p), each.verdict])
     header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
     return Table(header, rows, "Gains on test rows", [RULE])
 
 
 def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Table:
-    cells = [[f"{value:+.2g}" if np.isfinite(value) else "-" for value in row] for row in values]
+    cells = [[number(value, 2, "+") if np.isfinite(value) else "-" for value in row] for row in values]
     return Table(["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], title, notes)
 
 

@@ -15,6 +15,7 @@ import scipy  # imports its parts at their first use
 import torch
 from torch import Tensor
 
+from mtl.files.formatting import number
 from mtl.nn.calibration import STEPS, Calibration
 from mtl.predictions import outermost
 from mtl.types import TaskSpec
@@ -109,14 +110,15 @@ def learnt(task: TaskSpec, output: Tensor, label: Tensor, weight: Tensor) -> tup
     losses = {"": float(np.average(log_losses(x, y), weights=w))}
     for name, fit in methods.items():
         held = np.empty_like(x)
-        for out in (fold == number for number in range(FOLDS)):
+        for out in (fold == index for index in range(FOLDS)):
             held[out] = fit(x[~out], y[~out], w[~out]).apply(torch.from_numpy(x[out])).numpy()
         losses[name] = float(np.average(log_losses(held, y), weights=w))
     best = min(losses, key=losses.__getitem__)
-    before = f"validation log loss {losses['']:.4f}"
+    before = f"validation log loss {number(losses[''])}"
     if not best:
         return None, f"not calibrated: {before} is lower than with {' and '.join(methods)}"
-    return methods[best](x, y, w), f"calibrated by {best}: {before} before, {losses[best]:.4f} after (cross-validated)"
+    after = f"{number(losses[best])} after (cross-validated)"
+    return methods[best](x, y, w), f"calibrated by {best}: {before} before, {after}"
 
 
 def conformal_scores(task: TaskSpec, output: Tensor, label: Tensor) -> Calibration:

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from mtl.checks import InputError, require
 from mtl.config.resume import Composer
+from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.runs.commands import run_command
 from mtl.runs.console import make_lasting
-from mtl.runs.results import number
 from mtl.runs.signals import stop_signals
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launch, Launcher

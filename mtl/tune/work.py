@@ -9,7 +9,7 @@ from statistics import fmean
 from optuna.trial import Trial, TrialState
 
 from mtl.checks import InputError
-from mtl.runs.results import duration
+from mtl.files.formatting import duration, number
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Queue
 from mtl.tune.space import short
@@ -68,7 +68,8 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None],
         say(f"{name}: its process was killed, or another worker has it")
         return ""
     queue.finish(trial.number, outcome)
-    result = (outcome.error and f"failed: {outcome.error}") or ("pruned" if outcome.pruned else f"{outcome.value:.6g}")
+    value = "pruned" if outcome.pruned else number(outcome.value, 6)
+    result = f"failed: {outcome.error}" if outcome.error else value
     say(f"{name}: {result} ({time.monotonic() - began:.0f} s){_best(queue)}{left()}")
     return outcome.error
 
@@ -80,7 +81,7 @@ def _best(queue: Queue) -> str:
     except ValueError:
         return ""
     done = sum(trial.state.is_finished() for trial in queue.trials())
-    return f"; {done} of {queue.n_trials} done, best {best.value:.6g} (trial {best.number})"
+    return f"; {done} of {queue.n_trials} done, best {number(best.value, 6)} (trial {best.number})"
 
 
 def _left(queues: Sequence[Queue], later: int) -> str:

@@ -11,12 +11,13 @@ from mtl.checkpoints.files import read
 from mtl.checkpoints.plain import CONTENT, WEIGHTS, write_plain
 from mtl.checks import InputError
 from mtl.config.resume import config_to_load
+from mtl.files.formatting import number
 from mtl.files.literals import markdown
 from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
 from mtl.predictions import class_names
 from mtl.report.runs import read_results
-from mtl.runs.results import metrics_of, number
+from mtl.runs.results import metrics_of
 from mtl.types import TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of

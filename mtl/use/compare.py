@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import InputError, join_names, require
+from mtl.files.formatting import number
 from mtl.objectives import OF_QUANTILES
 from mtl.options import Positive, RunSeed, validated
 from mtl.report.statistics import Difference, Outcome, holm
@@ -170,8 +171,8 @@ def in_words(table: pl.DataFrame, margin: float | None) -> list[str]:
         if row["b_is"] is None:
             lines.append(f"{row['task']}: {row['metric']} is undefined on its {row['rows']:,} rows with a label")
             continue
-        interval = "" if row["low"] is None else f" [{row['low']:.3g}, {row['high']:.3g}]"
-        change = f"{row['metric']} {row['difference']:+.3g}{interval}, {row['rows']:,} rows"
+        interval = "" if row["low"] is None else f" [{number(row['low'], 3)}, {number(row['high'], 3)}]"
+        change = f"{row['metric']} {number(row['difference'], 3, '+')}{interval}, {row['rows']:,} rows"
         same = f"there is no difference that would matter, {margin:g}" if margin else "there is no difference"
         verdicts = {"better": "B is better", "worse": "B is worse", "as good": same}
         lines.append(f"{row['task']}: {verdicts.get(row['b_is'], 'undecided')} ({change})")

@@ -15,6 +15,7 @@ import polars as pl
 import scipy  # imports its parts at their first use
 
 from mtl.checks import InputError, join_names, require
+from mtl.files.formatting import number
 from mtl.options import StrictModel, valid
 from mtl.predictions import bin_counts, class_names, main_column
 from mtl.report.statistics import SIGNIFICANCE, holm
@@ -111,7 +112,7 @@ def shown(table: pl.DataFrame) -> pl.DataFrame:
         of_task = "the predictions of " if row["what"] == "prediction" else ""
         line = {"column": of_task + row["column"], "psi": row["psi"], "p": row["p"]}
         for name in ("unknown", "missing", "mean"):
-            then, now = ("-" if value is None else f"{value:.3g}" for value in (row[f"{name}_then"], row[name]))
+            then, now = (number(value, 3) for value in (row[f"{name}_then"], row[name]))
             line[name] = "" if then == now == "-" else f"{then} → {now}"
         lines.append(line | {"drifted": "yes" if row["drifted"] else ""})
     return pl.DataFrame(lines, infer_schema_length=None)

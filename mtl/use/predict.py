@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from mtl.checks import InputError, join_names, require
+from mtl.files.formatting import cell
 from mtl.files.literals import printable
 from mtl.files.tables import Table
 from mtl.files.writing import reported, writing
@@ -146,7 +147,7 @@ def show(table: pl.DataFrame, width: int | None = None, wrap: bool = False) -> N
     ``wrap``: let long cells take several lines instead.
     """
     table = table.rename(printable)
-    rows = [["" if value is None else printable(format_cell(value)) for value in row] for row in table.iter_rows()]
+    rows = [["" if value is None else printable(cell(value)) for value in row] for row in table.iter_rows()]
     width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
     columns = [max(map(len, cells)) for cells in zip(table.columns, *rows, strict=True)]
     if not wrap and sum(columns) + 3 * len(columns) + 1 > width:
@@ -157,10 +158,3 @@ def show(table: pl.DataFrame, width: int | None = None, wrap: bool = False) -> N
                 print(f"  {name:{longest}}  {text}")
         return
     Console(width=width).print(Table(table.columns, rows))
-
-
-def format_cell(value: object) -> str:
-    """Return a cell as text: numbers with four digits, or ten if they are 1000 or more, as Unix times are."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.10g}"

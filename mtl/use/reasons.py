@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from mtl.checks import require
+from mtl.files.formatting import cell, number
 from mtl.predictions import class_names, main_column
 from mtl.runs.console import tracked
 from mtl.types import TaskSpec
@@ -67,12 +68,13 @@ def in_words(model: Any, frame: pl.DataFrame, found: pl.DataFrame, tasks: Sequen
         for task in tasks:
             largest = found.filter(row=row, task=task.name).head(MOST)
             cells = {name: "missing" if frame[name][row] is None else frame[name][row] for name in largest["column"]}
-            parts = [f"{name} {cells[name]}: {effect:+.3g}" for _, _, name, effect in largest.iter_rows()]
+            parts = [f"{name} {cells[name]}: {number(effect, 3, '+')}" for _, _, name, effect in largest.iter_rows()]
             shown = {"row": row + 1, "task": task.name, "prediction": predictions[main_column(task)][row]}
             if task.kind == "binary":
-                shown["prediction"] = f"{shown['prediction']} ({predictions[f'{task.name}_probability'][row]:.3g})"
+                probability = number(predictions[f"{task.name}_probability"][row], 3)
+                shown["prediction"] = f"{shown['prediction']} ({probability})"
             elif task.kind == "regression":
-                shown["prediction"] = f"{shown['prediction']:.4g}"
+                shown["prediction"] = cell(shown["prediction"])
             shown["largest effects"] = ", ".join(parts)
             if (experts := f"{task.name}_experts") in predictions.columns:
                 shown["experts"] = predictions[experts][row]

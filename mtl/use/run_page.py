@@ -18,6 +18,7 @@ from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.data_modules.split_rows import SplitRows
 from mtl.data_modules.tables.columns import FILE, named
+from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table, bullets
 from mtl.predictions import class_names, readable
@@ -29,7 +30,7 @@ from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
 from mtl.report.statistics import Outcome
 from mtl.report.summary import heading, write_report
-from mtl.runs.results import MOST_TASKS, by_task, number
+from mtl.runs.results import MOST_TASKS, by_task
 from mtl.types import ROW
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -125,7 +126,8 @@ def _sentence(task: str, metric: str, results: Results) -> str:
             parts.append(f"beside {model} ({value})")
             continue
         link = "against" if outcome == Outcome.OPEN else "than"
-        parts.append(f"{outcome} {link} {model} ({value}, lead {difference.mean:+.3g} ± {difference.error:.2g})")
+        apart = f"{number(difference.mean, 3, '+')} ± {number(difference.error, 2)}"
+        parts.append(f"{outcome} {link} {model} ({value}, lead {apart})")
     where = ", on these test rows " if parts else ""
     return f"{task}: {metric} {number(results.test.get(f'{task}/{metric}'))}{where}{', '.join(parts)}"
 
@@ -229,7 +231,7 @@ def _worst(model: TrainedModel, found: Predicted, index: Any, frame: pl.DataFram
     for place, cells in zip(index.tolist(), frame.rows(named=True), strict=True):
         label, prediction = found.label[place].item(), found.prediction[place].item()
         right = classes[int(label)] if classes else f"{label:.6g}"
-        said = f"{prediction:.4g}" if task.kind != "multiclass" else classes[int(prediction)]
+        said = cell(prediction) if task.kind != "multiclass" else classes[int(prediction)]
         file = f"{Path(cells[FILE]).name}, " if FILE in cells else ""
         rows.append([f"{file}{cells[ROW]}", right, said, *(_text(cells[column]) for column in columns)])
     said = f"probability of {classes[1]}" if task.kind == "binary" else "prediction"

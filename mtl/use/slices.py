@@ -14,8 +14,9 @@ import scipy  # imports its parts at their first use
 import torch
 
 from mtl.data_modules.tables.columns import as_text, parse
+from mtl.files.formatting import number, with_error
 from mtl.files.tables import Bold, Table
-from mtl.report.statistics import holm, rounded
+from mtl.report.statistics import holm
 from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
 from mtl.training.metrics import Rows, higher_is_better, value_of
 from mtl.types import Batch, TaskSpec
@@ -147,7 +148,8 @@ def sentences(slices: Sequence[Slice]) -> list[str]:
     """Name the slices that are worse than the rest by more than chance, the worst first by their p-values."""
     worse = sorted((each for each in slices if each.differs and each.lag > 0), key=lambda each: each.p or 0.0)
     parts = [
-        f"{each.task} {each.metric} {each.score:.4g} where {each.column} is {each.value} ({each.rest:.4g} elsewhere)"
+        f"{each.task} {each.metric} {number(each.score, 4)} where {each.column} is {each.value} "
+        f"({number(each.rest, 4)} elsewhere)"
         for each in worse[:NAMED]
     ]
     more = [f"{len(worse) - NAMED} more"] if len(worse) > NAMED else []
@@ -161,9 +163,9 @@ def table_of(slices: Sequence[Slice], mains: dict[str, str]) -> Table:
     shown.sort(key=lambda each: (tasks.index(each.task), each.p is None, math.isnan(each.lag), -each.lag))
     rows = []
     for each in shown:
-        score = "-" if each.score is None else rounded(each.score, each.error)
-        cells = [each.task, f"{each.column}: {each.value}", f"{each.rows:,}", f"{each.metric} {score}"]
-        cells += ["-" if each.rest is None else f"{each.rest:.4g}", "-" if each.p is None else f"{each.p:.2g}"]
+        score = f"{each.metric} {with_error(each.score, each.error)}"
+        cells = [each.task, f"{each.column}: {each.value}", f"{each.rows:,}", score]
+        cells += [number(each.rest, 4), number(each.p, 2)]
         rows.append([Bold(cell) for cell in cells] if each.differs else cells)
     note = (
         "Main metric ± bootstrap standard error of the labelled test rows of a slice and of all others. p: that the "

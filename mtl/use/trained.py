@@ -18,6 +18,7 @@ from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring, usi
 from mtl.checks import InputError, first_line, format_value, join_names, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
+from mtl.files.formatting import number
 from mtl.files.records import RESULTS, read_json
 from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
@@ -366,7 +367,7 @@ def experts_used(weights: Tensor) -> pl.Series:
     """Return, for each row of ``weights [B, E]``, the experts with weights other than 0, the largest weight first."""
     ordered, experts = weights.sort(stable=True, dim=-1, descending=True)
     pairs = zip(experts.tolist(), ordered.tolist(), strict=True)
-    lines = [" ".join(f"{e}:{w:.3g}" for e, w in zip(*row, strict=True) if w) for row in pairs]
+    lines = [" ".join(f"{e}:{number(w, 3)}" for e, w in zip(*row, strict=True) if w) for row in pairs]
     return pl.Series(lines, dtype=pl.String)
 
 

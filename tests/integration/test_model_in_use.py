@@ -20,6 +20,7 @@ from mtl.checks import InputError
 from mtl.cli import use
 from mtl.cli.run import run
 from mtl.config import build
+from mtl.files import formatting
 from mtl.files.records import read_json
 from mtl.use import predict
 from tests.conftest import ROOT
@@ -376,4 +377,4 @@ def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.
     assert "[b]" in printed
     predict.show(pl.DataFrame({"a\x1b[31m": ["\x1b[2J"]}), 80)
     assert capsys.readouterr().out.count(r"\x1b[") == 2
-    assert [*map(predict.format_cell, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]
+    assert [*map(formatting.cell, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]

@@ -17,7 +17,7 @@ from mtl.cli.report import main
 from mtl.files.tables import Bold
 from mtl.report.runs import FINISHED, Runs, by_data, read_runs, with_means
 from mtl.report.settings import Settings, compare
-from mtl.report.statistics import Difference, change_text, delta_m
+from mtl.report.statistics import Difference, delta_m
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc", "minutes": "rmse"}
@@ -159,8 +159,8 @@ def test_sentence_says_who_is_better_by_how_much_and_the_table_marks_it() -> Non
         pytest.approx((-100 * high, -100 * low)),
     )
     assert found.sentence() == (
-        f"loss against A: B is better by {change_text(better, ' %', '')}; "
-        f"C is worse by {change_text(worse.times(-1), ' %', '')}; D is undecided."
+        f"loss against A: B is better by {better.text(' %', '')}; "
+        f"C is worse by {worse.times(-1).text(' %', '')}; D is undecided."
     )
     rows = {row[0]: row[2] for row in found.table().rows}
     assert list(rows) == ["B", "A", "D", "C"]  # the smallest loss first
@@ -175,9 +175,9 @@ def test_changes_have_as_many_decimals_as_their_interval() -> None:
         (95.1927, 1e-9): "+95.19 [95.19, 95.19]",
     }
     for (mean, error), text in texts.items():
-        assert change_text(Difference(mean, error, 4, 4, 3.0)) == text
-    assert change_text(Difference(-0.0, 0.0, 3, 3, 2.0), " %") == "+0 %"
-    assert change_text(Difference(3.14159, None, 1, 0)) == "+3.1"
+        assert Difference(mean, error, 4, 4, 3.0).text() == text
+    assert Difference(-0.0, 0.0, 3, 3, 2.0).text(" %") == "+0 %"
+    assert Difference(3.14159, None, 1, 0).text() == "+3.1"
 
 
 @pytest.mark.parametrize("num_settings", [1, 3, 16])
