@@ -53,7 +53,7 @@ def in_process(folder: Path) -> Launch:
             run(cfg)
             choices = {name: str(value) for name, value in cfg.choices.items()}
             write_json(own / "command.json", {"overrides": words, "choices": choices, "seed": cfg.seed})
-        return Outcome(value=read_json(own / RESULTS)["best_val_loss"])
+        return Outcome(value=read_json(own / RESULTS)["best"])
 
     return launch
 

@@ -36,7 +36,7 @@ def seconds_of(program: str, variables: dict[str, str], options: list[str]) -> t
         command = [sys.executable, "-c", program, *options, f"hydra.run.dir={folder}/run"]
         subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
         results = json.loads(Path(folder, "run", "results.json").read_text())
-    return results["seconds_per_epoch"], results["validation"]["loss"]
+    return results["seconds_per_epoch"], results["numbers"]["val"]["network"]["loss"]
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from mtl.options import validated
 from mtl.training.baselines import OUTPUTS, ROWS, Model, Predict, chosen, constant, fit
 from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
 from mtl.training.evaluation import Evaluation
+from mtl.training.measurements import LEAD, Key, Measurement, Measurements
 from mtl.training.metrics import Rows, metric_names, value_of
 from mtl.training.module import MultiTaskModule
 from mtl.types import RANKING, TOP, Batch, TaskSpec, metric_family
@@ -27,8 +28,8 @@ class Baselines(Callback):
     The constant is ``TaskSpec.constant``; it ranks nothing, so it has no metrics that rank the rows of groups. The
     model learns from at most ``ROWS`` training rows, so it is left out if they are not loaded. ``model``: lightgbm,
     linear, auto (see ``mtl.training.baselines.chosen``) or none. Each process fits the same model and predicts its own
-    test rows. The values are ``baseline/MODEL/TASK/METRIC`` in the trainer's ``callback_metrics``, and the standard
-    error of the network's main metric minus the model's is ``baseline_error/MODEL/TASK/METRIC``.
+    test rows. The values, and the network's lead in the main metrics with its standard error, are in the ``measured``
+    of the module.
     """
 
     @validated
@@ -65,25 +66,25 @@ class Baselines(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         for name, (evaluation, _) in self._models.items():
-            for metric, value in evaluation.compute().items():
-                if metric.rpartition("/")[2] != "loss":  # infinite: a prediction far outside of the training rows
-                    defined = torch.tensor(value if math.isfinite(value) else math.nan)
-                    trainer.callback_metrics[f"baseline/{name}/{metric}"] = defined
-            for metric, error in errors_of_differences(pl_module.evaluation, evaluation).items():
-                trainer.callback_metrics[f"baseline_error/{name}/{metric}"] = torch.tensor(error)
+            values = {f"{name}:test/{metric}": value for metric, value in evaluation.compute().items()}
+            for key, (value, _) in Measurements.of(values).items():
+                if key.metric != "loss":  # infinite: a prediction far outside of the training rows
+                    pl_module.measured[key] = Measurement(value if math.isfinite(value) else math.nan)
+            pl_module.measured.update(leads(pl_module.evaluation, evaluation, name))
         self._models = {}
 
     def _add(self, name: str, tasks: Sequence[TaskSpec], predict: Predict, module: MultiTaskModule) -> None:
         self._models[name] = Evaluation(tasks).to(module.device), predict
 
 
-def errors_of_differences(network: Evaluation, model: Evaluation) -> dict[str, float]:
-    """Return the standard error of the difference of each task's main metric, by the bootstrap over the test rows.
+def leads(network: Evaluation, model: Evaluation, of_model: str) -> Measurements:
+    """Return the network's main metric of each task minus that of ``model``, with its standard error.
 
-    It is known in the first process only, and left out where it is undefined, and for more than ``OUTPUTS`` tasks, as
-    the quick model. Every process has to call this.
+    The error is that of a bootstrap over the test rows. A lead is known in the first process only, and left out where
+    its error is undefined, and for more than ``OUTPUTS`` tasks, as the quick model. ``of_model``: the name of
+    ``model``. Every process has to call this.
     """
-    found = {}
+    found = Measurements()
     for name, task in model.tasks.items() if len(model.tasks) <= OUTPUTS else ():
         metric = network.shown[name][0]
         pair = [each.gathered_rows(name) for each in (network, model)] if metric in model.shown[name] else []
@@ -98,9 +99,10 @@ def errors_of_differences(network: Evaluation, model: Evaluation) -> dict[str, f
             own, other = (value_of(task.kind, metric, each) for each in drawn)
             return own - other
 
-        error, _ = standard_error(lead, [each.at(order) for each in rows], metric, DRAWS, DRAWN)
-        if error is not None:
-            found[f"{name}/{metric}"] = error
+        ordered = [each.at(order) for each in rows]
+        sem, _ = standard_error(lead, ordered, metric, DRAWS, DRAWN)
+        if sem is not None:
+            found[Key("test", name, metric, LEAD + of_model)] = Measurement(lead(ordered), sem)
     return found
 
 

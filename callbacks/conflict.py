@@ -15,8 +15,8 @@ from mtl.files.writing import write_text
 from mtl.loggers.pictures import save_picture
 from mtl.options import Long, validated
 from mtl.training.conflict import ALL, Row, measure
+from mtl.training.measurements import log_values
 from mtl.training.module import MultiTaskModule
-from mtl.training.values import log_values
 from mtl.types import Batch
 
 from .length import took_step

@@ -13,9 +13,9 @@ from pytorch_lightning import Callback, Trainer
 
 from mtl.files.formatting import duration, number
 from mtl.runs import channel
+from mtl.training.measurements import log_values
 from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
-from mtl.training.values import log_values
 
 from .length import ends_epoch, epochs_left
 from .monitored import Watcher

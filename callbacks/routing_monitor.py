@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from mtl.gates.base import DrawsConnections
 from mtl.gates.permuted import Permutation
 from mtl.loggers.pictures import save_picture
 from mtl.options import Count, CountOrZero, validated
+from mtl.training.measurements import Key, Measurement, Measurements, log_measurements
 from mtl.training.module import MultiTaskModule, is_logged
-from mtl.training.values import log_values
 from mtl.types import Batch, Routing
 
 from .length import took_step
@@ -56,7 +57,7 @@ class RoutingMonitor(Callback):
 
     The results of a test, but not the loggers, also have:
 
-    * ``experts_per_sample/<task>``, and the mean weights ``expert_share/<task>/<expert>`` if there are at most
+    * ``<task>/experts_per_sample``, and the mean weights ``<task>/expert_share_<expert>`` if there are at most
       ``max_shares`` weights
     * ``flops_dense`` and ``flops_selected``: FLOPs per sample with all experts, and with only the experts in use; where
       samples differ in length, FLOPs of the first row
@@ -132,7 +133,7 @@ class RoutingMonitor(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
-        log_values(trainer, {f"val/{name}": value for name, value in report.scalars().items()})
+        log_measurements(trainer, pl_module, _measured("val", report.scalars()))
         due = self.pictures_every and (trainer.current_epoch + 1) % self.pictures_every == 0
         if due and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, report)
@@ -152,10 +153,9 @@ class RoutingMonitor(Callback):
         for name in compared[0][1] if compared else ():
             values[name] = sum(rows * each[name] for rows, each in compared) / sum(rows for rows, _ in compared)
         flops, training = self._flops(pl_module, report)
-        log_values(trainer, {f"test/{name}": value for name, value in (values | flops).items()})
-        parts = {f"test/{name}": value for name, value in report.parts(self.max_shares).items()}
-        parts |= {f"training/{name}": value for name, value in (training | report.binary_after(self._trained)).items()}
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in parts.items()})  # for the results
+        log_measurements(trainer, pl_module, _measured("test", values | flops))
+        pl_module.measured.update(report.parts(self.max_shares))
+        pl_module.measured.update(_measured("training", training | report.binary_after(self._trained)))
         if report.tallies and trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             report.write_tables(self.folder)
@@ -228,6 +228,11 @@ class RoutingMonitor(Callback):
         looked = self._trained and any(history.batches for history in report.histories.values())
         training = {"flops_dense": PASSES * dense, "flops_selected": PASSES * trained} if looked else {}
         return {"flops_dense": dense, "flops_selected": selected, "multiply_adds": published / 2}, training
+
+
+def _measured(split: str, values: Mapping[str, float]) -> Measurements:
+    """Return ``values``, by name, as numbers of all tasks."""
+    return Measurements({Key(split, "", name): Measurement(value) for name, value in values.items()})
 
 
 def _extras(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -19,11 +19,13 @@ def write_run(
     log: str = "",
     config: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
+    numbers: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Path:
     """Write the files of a run with the overrides ``words``.
 
-    ``test``: the metrics of the test, None for a run that has not finished. ``more``: further entries of the results.
+    ``test``: the metrics of the test, None for a run that has not finished. ``numbers``: those of other splits.
+    ``more``: further entries of the results.
     """
     folder.mkdir(parents=True)
     command = {"overrides": list(words), "choices": dict(choices or {}), "seed": seed}
@@ -32,8 +34,8 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump({**(config or {}), **own}))
     (folder / "train.log").write_text(log)
     if test is not None:
-        record: dict[str, Any] = {"label": "comet", "seed": seed, "test": dict(test), "main_metrics": dict(main or {})}
-        record |= {"higher_is_better": {"loss": False, "auprc": True, "rmse": False, "mse": False}}
-        record |= {"best_val_loss": 0.4, "parameters": 1234, "epochs": 3, "seconds_per_epoch": 1.5}
+        record: dict[str, Any] = {"label": "comet", "seed": seed, "main_metrics": dict(main or {})}
+        record |= {"numbers": {"test": {"network": dict(test)}, **(numbers or {})}}
+        record |= {"monitor": "val/loss", "best": 0.4, "parameters": 1234, "epochs": 3, "seconds_per_epoch": 1.5}
         (folder / "results.json").write_text(json.dumps(record | more))
     return folder

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mtl.networks.base import MultiTaskNetwork
+from mtl.training.measurements import Measurements
 from mtl.types import DataSpec, TaskSpec
 
 
@@ -22,6 +23,7 @@ class Recorder(nn.Module):
         super().__init__()
         self.network, self.tasks = network or nn.Module(), dict.fromkeys(tasks)
         self.logged: dict[str, float] = {}
+        self.measured = Measurements()
 
     def log(self, name: str, value: float, **options: Any) -> None:
         self.logged[name] = value

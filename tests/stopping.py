@@ -82,7 +82,7 @@ def at_the_end(folder: Path) -> dict[str, Any]:
     return {
         **callbacks,
         **{name: last[name] for name in names},
-        **{name: record[name] for name in ("test", "baselines")},
+        "test": record["numbers"]["test"],
     }
 
 
@@ -125,7 +125,7 @@ def state(folder: Path) -> dict[str, Any]:
         "callbacks": {k: v for k, v in last["callbacks"].items() if "EarlyStop" in k or "RandomState" in k},
         "best": [v["best_model_score"] for k, v in last["callbacks"].items() if "BestCheckpoint" in k],
         "progress": last["callbacks"]["EpochReport"]["progress"],
-        **{name: read_json(folder / "results.json")[name] for name in ("test", "baselines")},
+        "test": read_json(folder / "results.json")["numbers"]["test"],
     }
 
 

@@ -15,6 +15,7 @@ from mtl.analysis.patterns import describe
 from mtl.analysis.tally import History, Probabilities, Tally
 from mtl.files.literals import unformatted
 from mtl.files.writing import write_csv
+from mtl.training.measurements import Key, Measurement, Measurements
 
 Permutations = list[tuple[Tensor, Tensor, bool]]  # hard matrices, soft matrices, and whether the soft phase is over
 
@@ -106,11 +107,12 @@ class Report:
         since = {suffix: self._history(name).binary_since for suffix, name in self._layers() if steps}
         return {f"binary_after{suffix}": s / steps if s else math.nan for suffix, s in since.items() if s is not None}
 
-    def parts(self, limit: int) -> dict[str, float]:
+    def parts(self, limit: int) -> Measurements:
         """Return the statistics of single tasks and experts of the only layer, if there are at most ``limit``."""
         if self.connections or len(self.tallies) != 1:
-            return {}
-        return next(iter(self.tallies.values())).parts(self.tasks, limit)
+            return Measurements()
+        values = next(iter(self.tallies.values())).parts(self.tasks, limit)
+        return Measurements({Key("test", *pair): Measurement(value) for pair, value in values.items()})
 
     def _row_names(self, shares: Tensor) -> list[str]:
         """Return the names of the gates of a layer: one per task and perhaps one of shared experts, or one for all."""

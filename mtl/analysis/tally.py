@@ -105,16 +105,16 @@ class Tally:
             values["binary_selectors"] = self.binary / self.selectors
         return values
 
-    def parts(self, names: Sequence[str], limit: int) -> dict[str, float]:
-        """Return the values of tasks and of (task, expert) pairs, of each kind only if there are at most ``limit``."""
-        values: dict[str, float] = {}
+    def parts(self, names: Sequence[str], limit: int) -> dict[tuple[str, str], float]:
+        """Return the values of tasks, by task and name, of each kind only if there are at most ``limit``."""
+        values: dict[tuple[str, str], float] = {}
         share = self.shares()
         if len(names) <= limit:
             active = self._active_by_task().tolist()
-            values |= {f"experts_per_sample/{name}": number for name, number in zip(names, active, strict=True)}
+            values |= {(name, "experts_per_sample"): number for name, number in zip(names, active, strict=True)}
         if share.numel() <= limit:
             for name, row in zip(names, share.tolist(), strict=True):
-                values |= {f"expert_share/{name}/{expert:02d}": value for expert, value in enumerate(row)}
+                values |= {(name, f"expert_share_{expert:02d}"): value for expert, value in enumerate(row)}
         return values
 
     def _active_by_task(self) -> Tensor:

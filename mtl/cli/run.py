@@ -38,6 +38,7 @@ from mtl.runs import channel, commands, results
 from mtl.runs.advice import advice
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
+from mtl.training.measurements import Measurements
 
 log = logging.getLogger("mtl")
 
@@ -178,19 +179,29 @@ def _run(
         with restoring(checkpoint):
             tested, best, monitor, validation = _fit(cfg, trainer, module, data, path, python is not None)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
+    seconds = fit_metrics.get("train/seconds_per_epoch")
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # not declared
     # The test restores the state of the best epoch
     progress = next((each.progress for each in callbacks if isinstance(each, EpochReport)), {})
     weights = cfg.evaluate or tested or folder / CHECKPOINTS / "last.ckpt"
     with restoring(checkpoint if cfg.evaluate else None), _with_others("test", command("evaluate", weights)):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
-    # Lightning's test() returns only logged values, callback_metrics has all of them
-    measured, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
-    logged = {name: float(value) for name, value in measured.items() if not name.startswith("val/")} | validation
-    own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": SOFTWARE}
-    record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
+    # Lightning's test() returns only logged values, callback_metrics also has those of callbacks of one's own
+    tests = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+    measured = Measurements.of(tests | validation)
+    measured.update({key: each for key, each in module.measured.rounded().items() if key.split != "val"})
+    record = results.collect(
+        *(cfg, module, data, measured),
+        monitor=monitor,
+        best=best,
+        epochs=epochs,
+        checkpoint=tested or "last weights",
+        seconds_per_epoch=None if seconds is None else float(seconds),
+        versions=SOFTWARE,
+    )
+    record = results.with_training(record, folder)
     if trainer.is_global_zero:
-        record["advice"] = [*against_quick_model(record), *advice(record, progress)]
+        record["advice"] = [*against_quick_model(measured, record["main_metrics"]), *advice(record, progress)]
         record["best_epochs"] = {
             task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in progress.items()
         }
@@ -210,7 +221,7 @@ def _run(
             ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
             further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()
             results.print_results(record, folder, *further)
-    return best if best is not None else record["test"]["loss"]
+    return best if best is not None else measured.value("", "loss")
 
 
 def _fit(

@@ -126,8 +126,9 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
     from mtl.cli.run import run
     from mtl.config.check import check
     from mtl.config.resume import is_harmless, resumed_config
-    from mtl.files.records import CHECKPOINTS, COMMAND, CONFIG, RESULTS, read_json
+    from mtl.files.records import CHECKPOINTS, COMMAND, CONFIG, read_json
     from mtl.files.writing import write_json
+    from mtl.report.runs import finished_results
     from mtl.runs.console import make_lasting
 
     make_lasting()
@@ -138,11 +139,11 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
     commands.LINE = replace(line, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == words:
-        record, last = read_json(folder / RESULTS), folder / CHECKPOINTS / "last.ckpt"
-        if record:
+        last = folder / CHECKPOINTS / "last.ckpt"
+        if results := finished_results(folder):
             log.info("%s has finished before", folder)
-            best = record.get(f"best_{cfg.monitor.replace('/', '_')}")
-            return float(record["test"]["loss"] if best is None else best)
+            loss = results.measured.value("", "loss")
+            return loss if results.best is None else results.best
         if last.exists() and not (cfg.ckpt or cfg.evaluate):
             cfg.ckpt = str(last)
     resumed = resolvers.run_folder(cfg.ckpt) if cfg.ckpt else None

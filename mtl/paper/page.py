@@ -24,15 +24,14 @@ from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.verdicts import Judgement, Pairs, Verdict, judge, judge_search
 from mtl.report.page import Picture, Section, html, linked, write_page
-from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, metric_of, read_named_runs
+from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
 from mtl.report.settings import Published
-from mtl.report.statistics import DELTA, SEEDS
+from mtl.report.statistics import SEEDS
 from mtl.report.trials import SHARE, Trials, best_trials, section_of_trials
-from mtl.training.metrics import higher_is_better
 from mtl.tune.launch import run_folder
 
-BINARY = "test binary_selectors"  # a column of the table of runs
+BINARY = "test/binary_selectors"  # a column of the table of runs
 CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search chose; words that replace the file's
 # Columns of the CSV besides those of the tables and claims; the numbers among them belong to the costs
 KEPT = ("group", "setting", "run", "state", "reason", *SEEDS, "overlap", CHOSEN, OVERRIDES, BINARY, *COSTS)
@@ -196,12 +195,10 @@ def groups_of(table: pl.DataFrame) -> dict[str, Runs]:
     totals = {total: name for name, total in TOTALS.items() if total not in table.columns}
     known = {total: name for total, name in totals.items() if {name, "epochs"} <= set(table.columns)}
     table = table.with_columns(**{total: pl.col(name) * pl.col("epochs") for total, name in known.items()})
-    directions = {name: higher_is_better(name) for name in map(metric_of, table.columns)} | {DELTA: True}
-    higher = {name: direction for name, direction in directions.items() if direction is not None}
     measured = [name for name in table.columns if name not in lacking]
     parts = table.partition_by("group", as_dict=True) if "group" in table.columns else {}
     return {
-        str(key): Runs(rows.drop(name for name in measured if rows[name].null_count() == len(rows)), "gate", {}, higher)
+        str(key): Runs(rows.drop(name for name in measured if rows[name].null_count() == len(rows)), "gate", {})
         for (key,), rows in parts.items()
     }
 

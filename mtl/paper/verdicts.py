@@ -68,7 +68,10 @@ def judge(
     if not others:
         found = [_bounded(claim, own, overlap)]
     else:
-        found = [_compared(claim, own, values.get(other, {}), names.get(other, other), overlap) for other in others]
+        found = [
+            _compared(claim, own, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
+            for other in others
+        ]
     order = list(Verdict)
     verdict, reasons = max((each for each, _ in found), key=order.index), [reason for _, reason in found]
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}

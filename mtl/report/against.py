@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from mtl.checks import join_names
 from mtl.report.statistics import Difference, Outcome
+from mtl.training.measurements import Measurements
 from mtl.training.metrics import higher_is_better
 
 CONSTANT = "constant"  # the name of the prediction that does not depend on the inputs
 
 
-def lead(record: Mapping[str, Any], model: str, task: str) -> Difference | None:
-    """Return by how much the network's main metric of a task is better than that of ``model``, or None if unknown.
+def lead(measured: Measurements, model: str, task: str, metric: str) -> Difference | None:
+    """Return by how much the network's ``metric`` of a task is better than that of ``model``, or None if unknown.
 
     The error is that of the test rows alone, of one training of each; it is None if it was not measured.
     """
-    name = f"{task}/{record['main_metrics'][task]}"
-    own, other = record["test"].get(name), record["baselines"][model].get(name)
-    higher = higher_is_better(record["main_metrics"][task])
+    own, other = measured.value(task, metric), measured.value(task, metric, model=model)
+    higher = higher_is_better(metric)
     if own is None or other is None or higher is None:
         return None
-    error = record.get("baseline_errors", {}).get(model, {}).get(name)
+    error = measured.lead_error(task, metric, model)
     return Difference(own - other, error, 1, 1, math.inf).times(1.0 if higher else -1.0)
 
 
-def against_quick_model(record: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the tasks in which the network is better or worse than the quick model, if there is one."""
+def against_quick_model(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
+    """Return a sentence on the tasks in which the network is better or worse than the quick model, if there is one.
+
+    ``mains``: the main metric of each task.
+    """
     found: dict[str, dict[Outcome, list[str]]] = {}
-    for model in record["baselines"]:
-        for task in record["main_metrics"] if model != CONSTANT else ():
-            difference = lead(record, model, task)
+    for model in measured.models()[1:]:
+        for task, metric in mains.items() if model != CONSTANT else ():
+            difference = lead(measured, model, task, metric)
             if difference is not None and difference.error is not None:
                 found.setdefault(model, {}).setdefault(difference.outcome(), []).append(task)
     return [

@@ -6,7 +6,8 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mtl.checks import InputError, require
 from mtl.files.records import COMMAND, CONFIG, LOG, RESULTS, own_file, read_json
 from mtl.options import fits
 from mtl.report.statistics import DELTA, SEEDS, Value, keys_of, with_delta
+from mtl.training.measurements import LEAD, NETWORK, Key, Measurements, is_routing
+from mtl.training.metrics import higher_is_better
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
@@ -26,11 +29,11 @@ ALL = "all runs"  # if nothing distinguishes them
 Options = dict[str, str]  # of a run, by name
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 TOTALS = {  # columns that are multiplied by the epochs
-    "training flops_selected": "training flops_in_all",
-    "training binary_after": "training epochs_until_binary",
+    "training/flops_selected": "training/flops_in_all",
+    "training/binary_after": "training/epochs_until_binary",
 }
-BASELINE = "baseline "  # begins columns of other models than the networks, which they are tested beside
-_PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
+MEAN = "mean_"  # begins the names of means over tasks
+EARLIER = "of an earlier mtl; train the run again, or leave the folder out"
 # As in conf/hydra/job_logging/run.yaml
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)")
 _TAIL = 8192  # bytes at the end of a log that are searched for the last message
@@ -50,17 +53,13 @@ class Data(BaseModel):
         return counts.get("test", 0) / counts["train"] if self.random_split and counts.get("train") else 0.0
 
 
-class Results(BaseModel, extra="allow"):
-    """The entries of results.json that a report reads; the other entries are ``best_METRIC``."""
+class Results(BaseModel):
+    """The entries of results.json that a report reads."""
 
-    __pydantic_extra__: dict[str, float | None]
-    test: dict[str, float | None] = {}
-    validation: dict[str, float | None] = {}
-    training: dict[str, float | None] = {}
-    baselines: dict[str, dict[str, float | None]] = {}
-    baseline_errors: dict[str, dict[str, float | None]] = {}
+    numbers: dict[str, dict[str, dict[str, float | tuple[float | None, float | None] | None]]]
     main_metrics: dict[str, str] = {}
-    higher_is_better: dict[str, bool] = {}
+    checkpoint: str = ""  # that was tested
+    best: float | None = None
     seed: int | None = None
     parameters: float | None = None
     epochs: float | None = None
@@ -72,6 +71,11 @@ class Results(BaseModel, extra="allow"):
     best_epochs: dict[str, dict[str, float]] = {}
     finished: str = ""
     command: str = ""
+
+    @cached_property
+    def measured(self) -> Measurements:
+        """The numbers, by what they measure."""
+        return Measurements.from_plain(self.numbers)
 
 
 class Command(BaseModel):
@@ -88,23 +92,26 @@ class Runs:
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, ``data_seed`` (which draws its rows and
-    splits), ``overlap`` (of ``Data``), an ``option NAME`` for each option that differs, and numbers: ``test NAME``,
-    ``val NAME``, ``mean METRIC`` over tasks, ``delta_m`` (of ``mtl.report.statistics``), ``val delta_m``, ``training
-    NAME``, ``baseline MODEL TASK/METRIC``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these,
-    ``training flops_in_all`` and ``training epochs_until_binary`` are products with the epochs. If a run has not
-    recorded a value, it is null; an undefined value is NaN.
-    ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
-    says for each metric whether higher values are better.
+    splits), ``overlap`` (of ``Data``), an ``option NAME`` for each option that differs, and numbers: ``parameters``,
+    ``epochs``, ``seconds_per_epoch``, and what was measured, by the text of its ``Key``, such as ``test/click/auroc``
+    or ``linear:test/click/auroc``. Further ones are computed: ``test/mean_METRIC`` over tasks, ``test/delta_m`` and
+    ``val/delta_m`` (of ``mtl.report.statistics``), and ``training/flops_in_all`` and ``training/epochs_until_binary``,
+    products with the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.
+    ``heading`` names the options that the settings consist of, and ``main`` is the main metric of each task.
+    ``higher`` says for columns whose names do not tell whether higher values are better.
     """
 
     table: pl.DataFrame
     heading: str
     main: dict[str, str]
-    higher: dict[str, bool]
+    higher: Mapping[str, bool] = field(default_factory=dict)
 
     def is_higher_better(self, column: str) -> bool | None:
         """Return whether higher values of a column of numbers are better; None if that is not known."""
-        return self.higher.get(metric_of(column))
+        if column in self.higher:
+            return self.higher[column]
+        metric = Key.of(column).metric
+        return metric == DELTA or higher_is_better(metric.removeprefix(MEAN))
 
     @property
     def overlap(self) -> float:
@@ -128,11 +135,6 @@ class Runs:
         ):
             return {}
         return dict(zip(keys_of(ended), ended[column].to_list(), strict=True))  # the finished ones come last
-
-
-def metric_of(column: str) -> str:
-    """Return the metric of a column, such as auroc of "test click/auroc"."""
-    return re.split("[ /]", column)[-1]
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -189,7 +191,6 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
     names = differing(options)
     rows: list[dict[str, Any]] = []
     main: dict[str, str] = {}
-    higher: dict[str, bool] = {}
     for (path, (setting, given)), chosen in zip(named.items(), options, strict=True):
         results, wrong = read_results(path)
         state, reason = (FINISHED, None) if results else (FAILED, wrong) if wrong else last_message(path / LOG)
@@ -203,25 +204,24 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
         rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(results))
         if results:
             main = results.main_metrics | main  # the first run decides
-            higher |= results.higher_is_better
     table = with_means(pl.DataFrame(rows, infer_schema_length=None))
     choices = [command(path).choices for path in named]
     data, single = [str(c.get("data")) for c in choices], [c.get("network") == "single_task" for c in choices]
     for split in ("test", "val"):
-        table = with_delta(table, data, single, main, higher, split)
-    return Runs(table, heading, main, higher | {DELTA: True})
+        table = with_delta(table, data, single, main, split)
+    return Runs(table, heading, main)
 
 
 def with_means(table: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns ``mean METRIC``, the mean over all tasks that have the metric, if there are several such tasks.
+    """Add the means over all tasks that have a metric, as ``test/mean_METRIC``, if there are several such tasks.
 
     The mean is null or NaN if the value of any task is, since a mean over fewer tasks could not be compared.
     """
     metrics: dict[str, list[str]] = {}
-    for column in table.columns:
-        if column.startswith("test ") and "/" in column:
-            metrics.setdefault(column.rpartition("/")[2], []).append(column)
-    several = {f"mean {metric}": names for metric, names in metrics.items() if len(names) > 1}
+    for column, key in zip(table.columns, map(Key.of, table.columns), strict=True):
+        if key.split == "test" and key.task and key.model == NETWORK:
+            metrics.setdefault(key.metric, []).append(column)
+    several = {f"test/{MEAN}{metric}": names for metric, names in metrics.items() if len(names) > 1}
     return table.with_columns(
         **{mean: pl.mean_horizontal(names, ignore_nulls=False) for mean, names in several.items()}
     )
@@ -271,17 +271,12 @@ def numbers(results: Results | None) -> dict[str, float]:
     """Return the numbers in ``results`` by the names of their columns; null, an undefined value, becomes NaN."""
     if results is None:
         return {}
-    row: dict[str, Any] = {
-        f"{split} {name}": value
-        for split, values in (("test", results.test), ("val", results.validation))
-        for name, value in values.items()
-        if not name.startswith(_PER_EXPERT)
-    }
-    row |= {name.replace("_", " ", 1): value for name, value in (results.model_extra or {}).items()}
-    row |= {f"training {name}": value for name, value in results.training.items()}
-    mains = {f"{task}/{metric}" for task, metric in results.main_metrics.items()}
-    for model, values in results.baselines.items():
-        row |= {f"{BASELINE}{model} {name}": value for name, value in values.items() if name in mains}
+    row: dict[str, Any] = {}
+    for key, (value, _) in results.measured.items():
+        of_other = key.model != NETWORK
+        is_main = results.main_metrics.get(key.task) == key.metric
+        if not (key.model.startswith(LEAD) or (of_other and not is_main) or (key.task and is_routing(key.metric))):
+            row[str(key)] = value
     row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}
     row = {name: math.nan if value is None else value for name, value in row.items()}
     if results.epochs:  # totals over the training
@@ -293,12 +288,20 @@ def numbers(results: Results | None) -> dict[str, float]:
 def read_results(path: Path) -> tuple[Results | None, str | None]:
     """Return the results of a run (None if it has none yet), and an error message if its file is damaged."""
     record = read_json(path / RESULTS)
-    own = {name: value for name, value in record.items() if name in Results.model_fields or name.startswith("best_")}
+    if record and "numbers" not in record:
+        return None, f"{RESULTS} is {EARLIER}"
     try:
-        return (Results.model_validate(own) if record else None), None
+        return (Results.model_validate(record) if record else None), None
     except ValidationError as error:
         [first, *_] = error.errors()
         return None, f"{RESULTS}: {'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def finished_results(path: Path) -> Results | None:
+    """Return the results of a run, None if it has none yet. Raises InputError if its file is damaged or too old."""
+    results, problem = read_results(path)
+    require(problem is None, f"{path}/{problem}")
+    return results
 
 
 def command(path: Path) -> Command:

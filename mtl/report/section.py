@@ -13,11 +13,12 @@ from mtl.files.formatting import number, with_error
 from mtl.files.tables import Table
 from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
-from mtl.report.runs import ALL, BASELINE, FINISHED, Runs, config
+from mtl.report.runs import ALL, FINISHED, Runs, config
 from mtl.report.settings import Published, compare
 from mtl.report.statistics import summarise
 from mtl.runs.results import MOST_TASKS
 from mtl.training.baselines import ROWS
+from mtl.training.measurements import NETWORK, Key
 
 CURVE = "val/loss"
 MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
@@ -25,18 +26,18 @@ _PICTURES = ("expert_share*.png", "weights_over_training*.png", "connection*.png
 _SMALL = 0.001  # a relative standard error of a cost below this is not shown
 _MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
 _LONGEST_REASON = 300  # characters
-FLOPS, TRAINING, PUBLISHED = "test flops_selected", "training flops_selected", "test multiply_adds"
+FLOPS, TRAINING, PUBLISHED = "test/flops_selected", "training/flops_selected", "test/multiply_adds"
 COSTS = {  # columns of the table of runs
-    "test experts_per_sample": "experts per sample",
+    "test/experts_per_sample": "experts per sample",
     FLOPS: "FLOPs per sample",
-    "test flops_dense": "FLOPs per sample, all experts",
+    "test/flops_dense": "FLOPs per sample, all experts",
     PUBLISHED: "multiply-adds per sample",
     TRAINING: "FLOPs per training sample",
     "parameters": "parameters",
     "epochs": "epochs",
     "seconds_per_epoch": "seconds per epoch",
 }
-SHOWN = ("test experts_per_sample", FLOPS, "parameters", "seconds_per_epoch")  # the others are in the CSV
+SHOWN = ("test/experts_per_sample", FLOPS, "parameters", "seconds_per_epoch")  # the others are in the CSV
 
 
 def section_of(
@@ -67,10 +68,11 @@ def section_of(
 def baselines_of(runs: Runs) -> Table | None:
     """Return the main metrics of the other models that the networks were tested beside; None if there are none."""
     done = runs.table.filter(state=FINISHED)
-    models = dict.fromkeys(name.split(" ")[1] for name in done.columns if name.startswith(BASELINE))
+    models = dict.fromkeys(key.model for key in map(Key.of, done.columns) if key.split == "test")
+    models.pop(NETWORK, None)
     rows = []
     for task, metric in runs.main.items() if models else ():
-        names = [f"{BASELINE}{model} {task}/{metric}" for model in models]
+        names = [str(Key("test", task, metric, model)) for model in models]
         found = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in found)])
     note = f"Means over the runs. A quick model learns from at most {ROWS:,} training rows of a table."

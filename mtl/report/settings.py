@@ -10,7 +10,7 @@ from functools import cached_property
 from mtl.checks import require
 from mtl.files.formatting import aligned, with_error
 from mtl.files.tables import Bold, Table
-from mtl.report.runs import FINISHED, Runs
+from mtl.report.runs import FINISHED, MEAN, Runs
 from mtl.report.statistics import (
     DELTA,
     FEWEST,
@@ -23,9 +23,10 @@ from mtl.report.statistics import (
     difference,
     summarise,
 )
+from mtl.training.measurements import Key
 
 Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``Settings.table``
-LOSS, AVERAGES = "test loss", ("test average", "test small_average")
+LOSS, AVERAGES, DELTA_M = "test/loss", ("test/average", "test/small_average"), f"test/{DELTA}"  # columns
 MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
 SPLITS = (
     "Each data.seed is a random split of the same rows: errors and intervals have Nadeau and Bengio's correction "
@@ -33,7 +34,6 @@ SPLITS = (
 )
 DECIDED = {Outcome.BETTER: 1, Outcome.WORSE: -1}  # and the sign of their gains
 _ARROWS: Mapping[bool | None, str] = {True: " ↑", False: " ↓", None: ""}
-_HIGHER = {LOSS: False, DELTA: True} | dict.fromkeys(AVERAGES, True)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,11 @@ class Quantity:
     @property
     def name(self) -> str:
         """The name for the reader."""
-        return TITLE if self.column == DELTA else self.column.removeprefix("test ").replace("/", " ")
+        if self.column == DELTA_M:
+            return TITLE
+        name = self.column.removeprefix("test/")
+        is_mean = name.startswith(MEAN) and "/" not in name
+        return name.replace(MEAN, "mean ", 1) if is_mean else name.replace("/", " ")
 
     @cached_property
     def means(self) -> dict[str, Summary]:
@@ -184,7 +188,7 @@ def compare(
 ) -> Settings:
     """Compare all settings by the loss and the main metrics, or only by the given ``columns`` of the table.
 
-    ``also`` names further columns, with or without "test "; InputError for one that no run has. Entries of ``columns``
+    ``also`` names further columns, with or without "test/"; InputError for one that no run has. Entries of ``columns``
     that no run has (yet) are left out. ``unit``: what the runs of a setting are called, in the plural. ``reference``:
     by default the first setting. The main quantity is the loss, if it is shown, else the first with a known direction;
     what ``also`` names comes next.
@@ -195,22 +199,22 @@ def compare(
     numeric = [name for name in runs.table.columns if runs.table[name].dtype.is_numeric()]
 
     def measured(names: Sequence[str]) -> list[Quantity]:
-        higher = {name: _HIGHER.get(name, runs.is_higher_better(name)) for name in names if name in numeric}
+        higher = {name: runs.is_higher_better(name) for name in names if name in numeric}
         return [Quantity(n, up, {s: runs.values(s, n) for s in groups}, runs.overlap) for n, up in higher.items()]
 
-    tasks = [f"test {task}/{metric}" for task, metric in runs.main.items()]
-    means = [f"mean {metric}" for metric in runs.main.values()] if len(tasks) > MOST_TASKS else tasks
-    further = [next((full for full in (name, f"test {name}") if full in numeric), "") for name in also]
-    have = ", ".join(column for column in numeric if "/" not in column)
+    tasks = [f"test/{task}/{metric}" for task, metric in runs.main.items()]
+    means = [f"test/{MEAN}{metric}" for metric in runs.main.values()] if len(tasks) > MOST_TASKS else tasks
+    further = [next((full for full in (name, f"test/{name}") if full in numeric), "") for name in also]
+    have = ", ".join(column for column in numeric if not Key.of(column).task)
     for name, full in zip(also, further, strict=True):
         require(bool(full), f"--also {name}: no run has this column; among those of summary.csv are {have}")
-    shown = measured([*(columns or (LOSS, *AVERAGES, DELTA, *means)), *further])
+    shown = measured([*(columns or (LOSS, *AVERAGES, DELTA_M, *means)), *further])
     known = [each for each in shown if each.higher is not None]
     main = next((each for each in known if each.column == LOSS), known[0] if known else None)
     shown.sort(key=lambda each: (each is not main, each.column not in further))
     left = [name for name in columns if name not in numeric]
     notes = [*([f"No run has {', '.join(left)}."] if left else []), *([SPLITS] if runs.overlap else [])]
-    notes += [NOTE] if any(each.column == DELTA for each in shown) else []
+    notes += [NOTE] if any(each.column == DELTA_M for each in shown) else []
     keys = {name: runs.values(name, "seed").keys() for name in groups}
     for name in groups:
         common = len(keys[name] & keys[reference])

@@ -17,13 +17,14 @@ import polars as pl
 import scipy  # imports its parts at their first use
 
 from mtl.files.formatting import with_interval
+from mtl.training.metrics import higher_is_better
 
 Value = float | None
 Values = Mapping[Any, Value]  # of the runs of a setting; runs of two settings with the same key are a pair
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
 FEWEST = 3  # pairs of runs of a paired test, and runs of a setting that a verdict needs
 POWER = 0.8  # the probability that the difference of `runs_to_decide` runs is significant
-DELTA = "delta_m"  # column of the table of runs, in percent
+DELTA = "delta_m"  # a metric of test and validation, in percent
 TITLE = "delta-m, %"
 SEEDS = ("seed", "data_seed")  # columns of the table of runs
 NOTE = (
@@ -222,22 +223,17 @@ def delta_m(values: Sequence[Value], singles: Sequence[Value], higher: Sequence[
 
 
 def with_delta(
-    table: pl.DataFrame,
-    data: Sequence[str],
-    single: Sequence[bool],
-    main: Mapping[str, str],
-    higher: Mapping[str, bool],
-    split: str = "test",
+    table: pl.DataFrame, data: Sequence[str], single: Sequence[bool], main: Mapping[str, str], split: str = "test"
 ) -> pl.DataFrame:
-    """Add the column ``delta_m`` if there is a finished single-task run; null for data without one.
+    """Add the column ``SPLIT/delta_m`` if there is a finished single-task run; null for data without one.
 
-    ``split``: "test", or "val", for the column ``val delta_m``. ``data``, ``single``: of each row, the name of its data
-    and whether its network is single_task. If several settings are single_task, runs are compared with the first: each
-    with its pair if all have one, else all, also those of single_task, with the mean. So the spread of single_task is
-    in its own values where it is not in the others'.
+    ``split``: "test" or "val". ``data``, ``single``: of each row, the name of its data and whether its network is
+    single_task. If several settings are single_task, runs are compared with the first: each with its pair if all have
+    one, else all, also those of single_task, with the mean. So the spread of single_task is in its own values where it
+    is not in the others'.
     """
-    columns = {f"{split} {task}/{metric}": higher[metric] for task, metric in main.items() if metric in higher}
-    columns = {name: up for name, up in columns.items() if name in table.columns}
+    directions = {f"{split}/{task}/{metric}": higher_is_better(metric) for task, metric in main.items()}
+    columns = {name: up for name, up in directions.items() if name in table.columns and up is not None}
     done = table.with_columns(pl.Series("data", data), pl.Series("single", single)).filter(state="finished")
     found: dict[str, float] = {}
     for rows in done.partition_by("data"):
@@ -253,8 +249,7 @@ def with_delta(
                 found[row["run"]] = delta_m(values, others, list(known.values()))
     if not found:
         return table
-    column = DELTA if split == "test" else f"{split} {DELTA}"
-    return table.with_columns(pl.Series(column, [found.get(run) for run in table["run"]], pl.Float64))
+    return table.with_columns(pl.Series(f"{split}/{DELTA}", [found.get(run) for run in table["run"]], pl.Float64))
 
 
 def holm(values: Sequence[float]) -> list[float]:

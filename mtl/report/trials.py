@@ -106,8 +106,8 @@ def section_of_trials(
 
 
 def _name(column: str) -> str:
-    """Return the name of a column for the reader."""
-    return column.removeprefix("best ").replace("val_", "validation ").replace("_", " ")
+    """Return the name of a column for the reader, such as "validation loss"."""
+    return column.replace("val/", "validation ", 1).replace("/", " ").replace("_", " ")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtl.files.formatting import number
+from mtl.training.measurements import Measurements
 from mtl.training.metrics import higher_is_better
 
 RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
@@ -17,7 +18,9 @@ Progress = Mapping[str, Mapping[str, float]]  # of each task, see EpochReport
 
 def advice(record: Mapping[str, Any], progress: Progress) -> list[str]:
     """Return what the ``record`` of a run and the ``progress`` of its tasks suggest, at most three sentences."""
-    return [*_over_fitting(record, progress), *_other_epochs(record["validation"], progress), *_constant(record)]
+    measured = Measurements.from_plain(record["numbers"])
+    others = [*_other_epochs(measured, progress), *_constant(measured, record["main_metrics"])]
+    return [*_over_fitting(record, progress), *others]
 
 
 def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
@@ -40,8 +43,8 @@ def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
     ]
 
 
-def _other_epochs(validation: Mapping[str, float | None], progress: Progress) -> list[str]:
-    tested = {task: validation.get(f"{task}/loss") for task in progress}
+def _other_epochs(measured: Measurements, progress: Progress) -> list[str]:
+    tested = {task: measured.value(task, "loss", "val") for task in progress}
     found = {
         task: (progress[task]["val"], loss)
         for task, loss in tested.items()
@@ -55,14 +58,12 @@ def _other_epochs(validation: Mapping[str, float | None], progress: Progress) ->
     ]
 
 
-def _constant(record: Mapping[str, Any]) -> list[str]:
-    constant, test = record["baselines"].get("constant", {}), record["test"]
-    found = [
-        task
-        for task, main in record["main_metrics"].items()
-        if (skill := skill_of(main, test.get(f"{task}/{main}"), constant.get(f"{task}/{main}"))) is not None
-        and skill < SKILL
-    ]
+def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
+    found = []
+    for task, main in mains.items():
+        skill = skill_of(main, measured.value(task, main), measured.value(task, main, model="constant"))
+        if skill is not None and skill < SKILL:
+            found.append(task)
     return [f"No better than a constant prediction: {some(found)}."] if found else []
 
 

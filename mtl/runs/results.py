@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import platform
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,14 +26,13 @@ from mtl.files.literals import printable
 from mtl.files.records import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.runs import commands
+from mtl.training.measurements import Key, Measurements
 from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 8  # up to this many tasks, each has a row
 MOST_ROWS = 20  # up to this many rows, each metric of a task has one
 USED = 0.01  # a task uses the experts with at least this mean weight
 AVERAGES = ("average", "small_average")
-ERROR = "baseline_error/"  # begins the names of the standard errors of the differences to them
-BASELINE = "baseline/"  # begins the names of the metrics of other models than the network
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -65,33 +63,20 @@ def commit(checkout: Path) -> str | None:
         return None
 
 
-def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-    """Return the record of a run, the content of results.json: its ``own`` entries, and what was measured.
+def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **own: Any) -> dict[str, Any]:
+    """Return the record of a run, the content of results.json: its ``own`` entries, and what was ``measured``.
 
-    ``logged``: the metrics of training and test, and those of the validation of the tested checkpoint. A metric that is
-    undefined (NaN) on the rows becomes None. The entry ``baselines`` has the metrics of the test by model, a constant
-    prediction and perhaps a quick model, and ``baseline_errors`` the standard errors of the differences of the main
-    metrics to theirs; ``main_metrics`` names the main metric of each task, ``higher_is_better``
-    gives the direction of each metric where it is known, and ``task_groups`` the true groups of simulated data and
-    4-MNISTs.
+    ``numbers``: see ``Measurements.plain``. ``main_metrics`` names the main metric of each task, and ``task_groups``
+    gives the true groups of simulated data and 4-MNISTs.
     """
-    seconds, test = logged.get("train/seconds_per_epoch"), _of("test/", logged)
-    models = dict.fromkeys(name.split("/")[1] for name in logged if name.startswith(BASELINE))
     group = data.spec.extras.get("task_group")
-    metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
     files = [each["name"] for each in (data.file_digests or {}).values()]
     return {
         "label": cfg.label,
         "seed": cfg.seed,
-        "test": test,
-        "baselines": {model: _of(f"{BASELINE}{model}/", logged) for model in models},
-        "baseline_errors": {model: _of(f"{ERROR}{model}/", logged) for model in models},
-        "validation": _of("val/", logged),
-        "training": _of("training/", logged),
+        "numbers": measured.plain(),
         "main_metrics": module.evaluation.main_metrics(),
-        "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
         **own,
-        "seconds_per_epoch": None if seconds is None else float(seconds),
         "threads": {"number": torch.get_num_threads()} | {n: v for n, v in os.environ.items() if n in compat.WAITING},
         "parameters": count_parameters(module.network),
         "command": shlex.join([*commands.program(), *given]) if (given := commands.LINE.given) else " ".join(sys.argv),
@@ -102,18 +87,12 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
 
 
 def with_training(record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return ``record`` with times and FLOPs of the training, if it had ended before the run was resumed."""
+    """Return ``record`` with times and numbers of the training, if it had ended before the run was resumed."""
     earlier = read_json(folder / RESULTS)
     if record["seconds_per_epoch"] is not None or earlier.get("epochs") != record["epochs"]:
         return record
-    kept = ("seconds_per_epoch", "training", "validation")
-    return record | {name: earlier[name] for name in kept if name in earlier}
-
-
-def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics whose names start with ``prefix``, with the prefix removed; an undefined one is None."""
-    own = {name.removeprefix(prefix): float(value) for name, value in metrics.items() if name.startswith(prefix)}
-    return {name: None if math.isnan(value) else value for name, value in own.items()}
+    kept = {split: earlier["numbers"][split] for split in ("training", "val") if split in earlier.get("numbers", {})}
+    return record | {"seconds_per_epoch": earlier.get("seconds_per_epoch"), "numbers": record["numbers"] | kept}
 
 
 def print_results(
@@ -124,20 +103,20 @@ def print_results(
     ``advice``: sentences. ``further``: commands that go on with the run.
     """
     console = Console(highlight=False, markup=False)
-    test, checkpoint = record["test"], Path(record["checkpoint"]).name
-    title = f"{record['label']}: test loss {number(test['loss'])}"
+    measured, checkpoint = Measurements.from_plain(record["numbers"]), Path(record["checkpoint"]).name
+    title = f"{record['label']}: test loss {number(measured.value('', 'loss'))}"
     console.print(Text.assemble("\n", (title, "bold"), f" ({checkpoint})"))
     for name in AVERAGES:
-        if name in test:
-            console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(test[name])}")
-    console.print(by_task(record))
-    known = any(name.startswith("expert_share/") for name in test)
-    if known and len(set(record.get("task_groups", {}).values())) > 1:
-        console.print(_sharing(record))
+        if Key("test", "", name) in measured:
+            console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(measured.value('', name))}")
+    console.print(by_task(measured, record["main_metrics"], record.get("best_epochs", {})))
+    shares, groups = _expert_shares(measured), record.get("task_groups", {})
+    if shares and len(set(groups.values())) > 1:
+        console.print(_sharing(shares, groups))
     timing = "" if record["seconds_per_epoch"] is None else f" of {number(record['seconds_per_epoch'], 2)} s"
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
     trained = f"{epochs}{timing}, " if record["epochs"] else ""  # none of mtl evaluate
-    console.print(f"{trained}{_experts(test)}{record['parameters']:,} parameters, seed {record['seed']}")
+    console.print(f"{trained}{_experts(measured, shares)}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"{folder}/", soft_wrap=True)
     console.print(f"  {RESULTS:<12}  all numbers of the test", style="dim")
     if any(folder.glob("routing/*.png")):
@@ -150,49 +129,55 @@ def print_results(
         console.print(f"  {command}", soft_wrap=True)
 
 
-def _experts(test: Mapping[str, Any]) -> str:
+def _expert_shares(measured: Measurements) -> dict[tuple[str, int], float]:
+    """Return the mean weights of the experts of a single mixture, by task and expert."""
+    shares = {key: value for key, (value, _) in measured.items() if key.metric.startswith("expert_share_")}
+    return {(key.task, int(key.metric.rpartition("_")[2])): value for key, value in shares.items()}
+
+
+def _experts(measured: Measurements, shares: Mapping[tuple[str, int], float]) -> str:
     """Return how many experts a task uses, of how many if that is known; nothing without a single mixture."""
-    used = test.get("experts_per_sample")
+    used = measured.value("", "experts_per_sample")
     if used is None:
         return ""
-    known = {name.rpartition("/")[2] for name in test if name.startswith("expert_share/")}
+    known = {expert for _, expert in shares}
     of, mean = f" of {len(known)}" if known else "", "" if used == round(used) else " on average"
     return f"each task uses {number(used, 3)}{of} experts{mean}, "
 
 
-def by_task(record: Mapping[str, Any]) -> Table | str:
-    """Return a table of the metrics of the tasks, beside those of the baselines; with many tasks, lines on their means.
+def by_task(
+    measured: Measurements, mains: Mapping[str, str], best_epochs: Mapping[str, Mapping[str, float]]
+) -> Table | str:
+    """Return a table of the test metrics of the tasks and models; with many tasks, lines on their means.
 
-    If it were long, it has the main metrics only.
+    If it were long, it has the main metrics only. ``mains``: the main metric of each task. ``best_epochs``: of each
+    task, the epoch in which it was best.
     """
-    models, mains = {"network": record["test"], **record.get("baselines", {})}, record["main_metrics"]
     if len(mains) > MOST_TASKS:
-        return "\n".join(_extremes(record, metric) for metric in dict.fromkeys(mains.values()))
-    metrics = {task: list(dict.fromkeys([main, *metrics_of(record["test"], task)])) for task, main in mains.items()}
+        return "\n".join(_extremes(measured, mains, metric) for metric in dict.fromkeys(mains.values()))
+    models, pairs = measured.models(), measured.by_model().select("task", "metric").rows()
+    metrics = {
+        task: list(dict.fromkeys([main, *(metric for owner, metric in pairs if owner == task)]))
+        for task, main in mains.items()
+    }
     if sum(map(len, metrics.values())) > MOST_ROWS:
         metrics = {task: names[:1] for task, names in metrics.items()}
     rows = [
-        ["" if place else task, metric, *(number(values.get(f"{task}/{metric}")) for values in models.values())]
+        ["" if place else task, metric, *(number(measured.value(task, metric, model=model)) for model in models)]
         for task, names in metrics.items()
         for place, metric in enumerate(names)
     ]
-    epochs = {task: each["epoch"] for task, each in record.get("best_epochs", {}).items()}
+    epochs = {task: each["epoch"] for task, each in best_epochs.items()}
     if len(set(epochs.values())) < 2:
         return Table(["task", "metric", *models], rows)
     rows = [[*row, f"{epochs[row[0]]:.0f}" if row[0] in epochs else ""] for row in rows]
     return Table(["task", "metric", *models, "best epoch"], rows)
 
 
-def metrics_of(values: Iterable[str], task: str) -> list[str]:
-    """Return the metrics of a task, without its loss, among names such as ``TASK/METRIC``."""
-    pairs = (name.rpartition("/")[::2] for name in values)
-    return [metric for owner, metric in pairs if owner == task and metric != "loss"]
-
-
-def _extremes(record: Mapping[str, Any], metric: str) -> str:
-    """Return a line on a main metric: its mean over the tasks that have it, the best task and the worst; baselines."""
-    tasks = [task for task, main in record["main_metrics"].items() if main == metric]
-    known = {task: value for task in tasks if (value := record["test"].get(f"{task}/{metric}")) is not None}
+def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> str:
+    """Return a line on a main metric: its mean over the tasks that have it, the best task, the worst; other models."""
+    tasks = [task for task, main in mains.items() if main == metric]
+    known = {task: value for task in tasks if (value := measured.value(task, metric)) is not None}
     if not known:
         return f"{metric}: undefined for all tasks that have it"
     ranked = sorted(known, key=known.__getitem__, reverse=bool(higher_is_better(metric)))
@@ -200,22 +185,20 @@ def _extremes(record: Mapping[str, Any], metric: str) -> str:
     count = f"{len(known)}" if len(known) == len(tasks) else f"{len(known)} of {len(tasks)}"
     line = f"{metric}: mean {number(statistics.fmean(known.values()))} of {count} tasks; best {best}, worst {worst}"
     means = []
-    for model, values in record.get("baselines", {}).items():
-        theirs = [values.get(f"{task}/{metric}") for task in known]
-        if None not in theirs:
+    for model in measured.models()[1:]:
+        theirs = [value for task in known if (value := measured.value(task, metric, model=model)) is not None]
+        if len(theirs) == len(known):
             means.append(f"{model} {number(statistics.fmean(theirs))}")
     return f"{line}\n  mean of other models: {', '.join(means)}" if means else line
 
 
-def _sharing(record: Mapping[str, Any]) -> Group:
+def _sharing(shares: Mapping[tuple[str, int], float], groups: Mapping[str, int]) -> Group:
     """Return a table of the tasks that use each expert, beside the groups from which simulated data drew the tasks."""
-    groups: dict[str, int] = record["task_groups"]
     numbers = sorted(set(groups.values()))
     used: dict[int, list[str]] = {}
-    for name, share in record["test"].items():
-        if name.startswith("expert_share/") and (share or 0.0) >= USED:
-            _, task, expert = name.split("/")
-            used.setdefault(int(expert), []).append(task)
+    for (task, expert), share in shares.items():
+        if share >= USED:
+            used.setdefault(expert, []).append(task)
     rows = []
     for expert in sorted(used):
         names = [[task for task in used[expert] if groups[task] == group] for group in numbers]

@@ -102,7 +102,7 @@ def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]], split: s
     found = []
     for setting, of_tasks in mates.items():
         for task, others in of_tasks.items():
-            column = f"{split} {task}/{runs.main.get(task)}"
+            column = f"{split}/{task}/{runs.main.get(task)}"
             if others:
                 up = runs.is_higher_better(column) is not False
                 apart = percent(runs.values(setting, column), runs.values(ALONE, column), up, runs.overlap)

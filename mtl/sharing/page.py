@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 
 from mtl.analysis.conflicts import EARLY, draw
-from mtl.checks import require
 from mtl.files.formatting import number, p_value
 from mtl.files.literals import markdown, printable
 from mtl.files.tables import Table
@@ -49,12 +48,10 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
     sharing, gates = (found.gains_over_alone(settings) for settings in ({**shared, **found.pairs}, gated))
     done = runs.table.filter(state=FINISHED)
-    measured = not len(done) or any(column.startswith("val ") for column in done.columns)
-    require(measured, f"{found.folder}: an earlier version trained its runs, without metrics of validation: give name=")
     every = read_named_runs(found.runs({**found.settings, **found.pairs}))
     of_sharing, of_gates = (confirm(every, each) for each in (sharing, gates))
     answers = {task: answer(task, of_sharing, of_gates, len(found.tasks)) for task in found.tasks}
-    deltas, by = ({name: runs.values(name, f"{split}{DELTA}") for name in found.settings} for split in ("", "val "))
+    deltas, by = ({name: runs.values(name, f"{split}/{DELTA}") for name in found.settings} for split in ("test", "val"))
     best, why = recommended(by, deltas, runs.overlap)
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
     own = found.settings[best].definition.words

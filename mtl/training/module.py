@@ -21,8 +21,8 @@ from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
+from mtl.training.measurements import Measurements, log_measurements, log_values
 from mtl.training.sparse import CompositeOptimizer, make_sparse, plain_gradients
-from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
 
@@ -77,6 +77,7 @@ class MultiTaskModule(LightningModule):
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
+        self.measured = Measurements()  # the latest of each number, also of models beside the network
         self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
         self._named: set[str] = set()  # undefined values that a warning has named
         self._metrics: dict[str, float] = {}  # the latest values, in a run that is resumed
@@ -318,7 +319,7 @@ class MultiTaskModule(LightningModule):
             self._named |= new
         values = {f"{stage}/{name}": value for name, value in results.items()}
         returned = self.trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
-        log_values(self.trainer, values, loggers=() if returned else self.trainer.loggers)
+        log_measurements(self.trainer, self, Measurements.of(values), loggers=() if returned else self.trainer.loggers)
         if returned:  # Trainer.validate and Trainer.test return what Lightning logs
             self.log_dict({name: value for name, value in values.items() if name != f"{stage}/loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=None if returned else False)

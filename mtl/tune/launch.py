@@ -15,7 +15,8 @@ from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
 from mtl.config.resume import is_harmless
-from mtl.files.records import LOCK, RESULTS, read_json
+from mtl.files.records import LOCK, RESULTS
+from mtl.report.runs import finished_results
 from mtl.runs.commands import quoted
 from mtl.runs.signals import SIGNALS
 from mtl.tune.definition import Definition
@@ -77,7 +78,8 @@ class Launcher:
                 return Outcome(error=_message(folder))
         if PRUNED in queue.frozen(trial.number).user_attrs:
             return Outcome(pruned=True)
-        value = read_json(folder / RESULTS).get(f"best_{queue.monitor.replace('/', '_')}")
+        results = finished_results(folder)
+        value = results.best if results else None
         return Outcome(value=value) if value is not None else Outcome(error=f"no finite {queue.monitor} was measured")
 
     def words(self, definition: Definition, number: int) -> list[str]:

@@ -34,18 +34,17 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
     require(bool(found), f"{', '.join(studies)}: no trial has begun")
     study = next(iter(studies.values()))[0]
     monitor, higher = monitor_of(study), study.direction == StudyDirection.MAXIMIZE
-    metric = monitor.replace("/", "_")
     runs = read_named_runs({path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in found.items()})
     told = zip(found.values(), runs.table.select("run", "state", "reason").rows(), strict=True)
     outcomes = [
         (*_outcome(trial, *run), trial.value if trial.state == TrialState.COMPLETE else None)
         for (_, trial), run in told
     ]
-    types = {"state": pl.String, "reason": pl.String, f"best {metric}": pl.Float64}
+    types = {"state": pl.String, "reason": pl.String, monitor: pl.Float64}
     table = runs.table.with_columns(pl.DataFrame(outcomes, types, orient="row").get_columns())
     heading = "gate" if len(studies) > 1 else "study"
-    runs = replace(runs, table=table, heading=heading, higher=runs.higher | {metric: higher})
-    return Trials(runs, f"best {metric}", f"test {monitor.removeprefix('val/')}", higher)
+    runs = replace(runs, table=table, heading=heading, higher={monitor: higher})
+    return Trials(runs, monitor, f"test/{monitor.removeprefix('val/')}", higher)
 
 
 def read_study(name: str, address: str | None, folder: Path) -> Trials:

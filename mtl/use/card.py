@@ -17,7 +17,7 @@ from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
 from mtl.predictions import class_names
 from mtl.report.runs import read_results
-from mtl.runs.results import metrics_of
+from mtl.training.measurements import NETWORK
 from mtl.types import TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -69,18 +69,18 @@ def _predicts(task: TaskSpec) -> list[str]:
 
 
 def _metrics(model: TrainedModel, results: Any) -> Table:
-    models = {"network": results.test, **results.baselines}
-    pairs = [(task.name, metric) for task in model.spec.tasks for metric in metrics_of(results.test, task.name)]
-    rows = [[*pair, *(number(values.get("/".join(pair))) for values in models.values())] for pair in pairs]
-    return Table(["task", "metric", *models], rows, "Metrics of the test rows")
+    table = results.measured.by_model()
+    by_name = {task.name: table.filter(task=task.name).rows() for task in model.spec.tasks}
+    rows = [[task, metric, *map(number, values)] for rows in by_name.values() for task, metric, *values in rows]
+    return Table(table.columns, rows, "Metrics of the test rows")
 
 
 def _metadata(model: TrainedModel, results: Any, name: str) -> str:
     """Return the metadata that model hubs read; each value is JSON, which is YAML too."""
     found = []
     for task in model.spec.tasks:
-        known = {metric: results.test.get(f"{task.name}/{metric}") for metric in metrics_of(results.test, task.name)}
-        values = [{"type": metric, "value": value} for metric, value in known.items() if value is not None]
+        known = results.measured.by_model().filter(task=task.name).select("metric", NETWORK).drop_nulls()
+        values = [{"type": metric, "value": value} for metric, value in known.rows()]
         about = {"type": KINDS.get(task.kind, "other"), "name": task.name}
         dataset = {"type": "tabular", "name": ", ".join(results.data.files) or "unnamed"}
         found.append({"task": about, "dataset": dataset, "metrics": values})

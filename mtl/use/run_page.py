@@ -106,7 +106,7 @@ def write_run_page(
 
 def _overview(results: Results, notes: Sequence[str]) -> Section:
     """Return advice, the main metrics in words, and the table of all metrics beside those of other models."""
-    table = by_task(results.model_dump())
+    table = by_task(results.measured, results.main_metrics, results.best_epochs)
     if isinstance(table, str):  # of many tasks
         lines, tables = [line.strip() for line in table.splitlines()], []
     else:
@@ -116,12 +116,12 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
 
 def _sentence(task: str, metric: str, results: Results) -> str:
     """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
-    record, parts = results.model_dump(), list[str]()
-    for model, values in results.baselines.items():
-        difference = lead(record, model, task)
+    measured, parts = results.measured, list[str]()
+    for model in measured.models()[1:]:
+        difference = lead(measured, model, task, metric)
         if difference is None:
             continue
-        value, outcome = number(values[f"{task}/{metric}"]), difference.outcome()
+        value, outcome = number(measured.value(task, metric, model=model)), difference.outcome()
         if difference.error is None:  # too few rows, or too many tasks
             parts.append(f"beside {model} ({value})")
             continue
@@ -129,7 +129,7 @@ def _sentence(task: str, metric: str, results: Results) -> str:
         apart = f"{number(difference.mean, 3, '+')} ± {number(difference.error, 2)}"
         parts.append(f"{outcome} {link} {model} ({value}, lead {apart})")
     where = ", on these test rows " if parts else ""
-    return f"{task}: {metric} {number(results.test.get(f'{task}/{metric}'))}{where}{', '.join(parts)}"
+    return f"{task}: {metric} {number(measured.value(task, metric))}{where}{', '.join(parts)}"
 
 
 def _tested(

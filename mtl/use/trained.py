@@ -19,11 +19,11 @@ from mtl.checks import InputError, first_line, format_value, join_names, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.files.formatting import number
-from mtl.files.records import RESULTS, read_json
 from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
 from mtl.options import Count, FilePath, InnerShare, Long, Positive, RunSeed, valid, validated
-from mtl.runs.results import metrics_of
+from mtl.report.runs import read_results
+from mtl.training.measurements import NETWORK, Measurements, is_routing
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
 from mtl.use.frames import like, to_polars
@@ -72,11 +72,8 @@ class TrainedModel:
 
         The columns are task, metric, network, constant and lightgbm or linear, as far as they were computed.
         """
-        models = {"network": self.metrics, **self.baselines}
-        pairs = [(task.name, metric) for task in self.spec.tasks for metric in metrics_of(self.metrics, task.name)]
-        rows = [(*pair, *(values.get("/".join(pair)) for values in models.values())) for pair in pairs]
-        schema = {"task": pl.String, "metric": pl.String, **dict.fromkeys(models, pl.Float64)}
-        return pl.DataFrame(rows, schema, orient="row")
+        table = Measurements.from_plain({"test": {NETWORK: self.metrics, **self.baselines}}).by_model()
+        return table.filter(pl.col("task").is_in([task.name for task in self.spec.tasks]))
 
     def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
@@ -342,25 +339,28 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
     encoder, labelled = data.row_encoder, data.labelled
     metrics, baselines = checkpoint.get("metrics"), checkpoint.get("baselines")
     if not metrics:
-        record = _tested(checkpoint.path)
-        metrics, baselines = _own(record.get("test"), spec.tasks), record.get("baselines")
-    known = baselines.items() if isinstance(baselines, dict) else ()
-    models = {model: _own(values, spec.tasks) for model, values in known}
+        tested = _tested(checkpoint.path)
+        metrics = _own(tested, spec.tasks, NETWORK)
+        baselines = {model: _own(tested, spec.tasks, model) for model in tested.models()[1:]}
+    models = baselines if isinstance(baselines, dict) else {}
     return TrainedModel(network, spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled, models)
 
 
-def _tested(path: Path) -> dict[str, Any]:
-    """Return the results of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
-    record = read_json(path.parent.parent / RESULTS)
+def _tested(path: Path) -> Measurements:
+    """Return the numbers of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
+    results, _ = read_results(path.parent.parent)
     # "last weights": there is no best.ckpt
-    is_tested = str(record.get("checkpoint")).rpartition("/")[2] in (path.name, "last weights")
-    return record if is_tested else {}
+    is_tested = results is not None and results.checkpoint.rpartition("/")[2] in (path.name, "last weights")
+    return results.measured if results is not None and is_tested else Measurements()
 
 
-def _own(values: Any, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
-    """Return the values that are metrics of ``tasks``; none if ``values`` is no dict."""
-    names, known = [task.name for task in tasks], values.items() if isinstance(values, dict) else ()
-    return {name: value for name, value in known if name in OF_ALL or name.rpartition("/")[0] in names}
+def _own(tested: Measurements, tasks: Sequence[TaskSpec], model: str) -> dict[str, float | None]:
+    """Return the losses and metrics of ``tasks`` on the test rows; None is undefined."""
+    names = [task.name for task in tasks]
+    keys = [key for key in tested if (key.split, key.model) == ("test", model) and not is_routing(key.metric)]
+    keys = [key for key in keys if key.task in names or (not key.task and key.metric in OF_ALL)]
+    pairs = [key._replace(split="", model=NETWORK) for key in keys]
+    return {str(pair): tested.value(pair.task, pair.metric, "test", model) for pair in pairs}
 
 
 def experts_used(weights: Tensor) -> pl.Series:

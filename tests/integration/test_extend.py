@@ -36,7 +36,7 @@ def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
     words = (*MINE, "--config-dir", str(package / "my_conf"), *QUICK, f"hydra.run.dir={folder}", *words)  # in any order
     done = Forked(words, folder.parent / "output", cwd=ROOT, env={"PYTHONPATH": str(package)}).wait()
     assert done.status == 0, done.output
-    results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
+    results: dict[str, float] = json.loads((folder / "results.json").read_text())["numbers"]["test"]["network"]
     return results
 
 

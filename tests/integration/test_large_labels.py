@@ -41,7 +41,7 @@ def test_metrics_and_predictions_have_the_digits_of_the_labels(
         table.write_parquet(tmp_path / "rows.parquet")
         words += ["data.window_rows=1048576", f"data.path={tmp_path}/rows.parquet"]
     folder = train_table(tmp_path, table, *words, "trainer.max_epochs=8", "recipe.learning_rate=0.02")
-    reported = json.loads((folder / "results.json").read_text())["test"]
+    reported = json.loads((folder / "results.json").read_text())["numbers"]["test"]["network"]
     test = table.filter(pl.col("part") == "test")
     found = mtl.load(folder / "checkpoints" / "best.ckpt").predict(test)["y_prediction"]
     assert found.dtype == pl.Float64

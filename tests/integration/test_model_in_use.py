@@ -62,7 +62,7 @@ def best(folder: Path) -> Path:
 def evaluated(checkpoint: Path, folder: Path, *words: str) -> dict[str, float]:
     """Return what ``evaluate=checkpoint`` with ``words`` measures."""
     run(resume_small(checkpoint, folder, *words, evaluate=True))
-    results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
+    results: dict[str, float] = json.loads((folder / "results.json").read_text())["numbers"]["test"]["network"]
     return results
 
 
@@ -324,7 +324,7 @@ class TestOtherFiles:
             "data.split.column=part",
         ]
         run(compose_small(tmp_path / "run", *WORDS, *words))
-        known = read_json(tmp_path / "run" / "results.json")["test"]
+        known = read_json(tmp_path / "run" / "results.json")["numbers"]["test"]["network"]
         found = evaluated(best(tmp_path / "run"), tmp_path / "a", f"data.test_path={tmp_path}/new.csv")
         assert found == pytest.approx(known, rel=1e-5)
 

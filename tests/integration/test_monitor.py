@@ -64,12 +64,12 @@ def test_one_choice_for_the_best_checkpoint_early_stopping_and_the_learning_rate
     best = run(cfg)
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["epochs"] == 2
-    assert record["best_val_click_auprc"] == best
+    assert record["best"] == best
     assert 0 < best <= 1
     saved = read(tmp_path / "run" / "checkpoints" / "best.ckpt")
     state = next(state for name, state in saved["callbacks"].items() if name.startswith("BestCheckpoint"))
     assert float(state["best_model_score"]) == best
-    test = record["test"]
+    test = record["numbers"]["test"]["network"]
     names = {f"click/{name}" for name in ("auroc", "auprc", "ece", "ndcg@3", "mrr")} | {"price/rmse", "price/r2"}
     assert names <= test.keys()
     assert test["price/rmse"] > 10 * math.sqrt(test["price/loss"])  # in the units of the column
@@ -83,9 +83,10 @@ def test_an_undefined_monitor_neither_stops_nor_fails_a_run(
         run(compose_small(tmp_path / "run", *words, "trainer.max_epochs=3"))
     record: dict[str, Any] = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["epochs"] == 3
-    assert record["test"]["click/auroc"] is record["test"]["click/mrr"] is record["best_val_click_auprc"] is None
-    assert record["test"]["click/base_rate"] == 0
-    assert record["test"]["price/r2"] is not None
+    test = record["numbers"]["test"]["network"]
+    assert test["click/auroc"] is test["click/mrr"] is record["best"] is None
+    assert test["click/base_rate"] == 0
+    assert test["price/r2"] is not None
     said = [line.getMessage() for line in caplog.records if "undefined" in line.getMessage()]
     assert [line.partition(": ")[2].split(", ") for line in said] == [
         [f"{part}/click/{name}" for name in ("auprc", "auroc", "mrr", "ndcg@3")] for part in ("val", "test")
@@ -108,9 +109,9 @@ def test_a_split_without_labels_has_no_loss(part: str, tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         best = run(compose_small(tmp_path / "run", *words))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert (record["test"]["loss"] is None) == (part == "test")
-    assert (record["best_val_loss"] is None) == (part == "val")
-    assert best == record["test"]["loss"] if part == "val" else best == record["best_val_loss"]
+    assert (record["numbers"]["test"]["network"]["loss"] is None) == (part == "test")
+    assert (record["best"] is None) == (part == "val")
+    assert best == record["numbers"]["test"]["network"]["loss"] if part == "val" else best == record["best"]
     assert caplog.text.count("undefined, since the rows lack the labels for them: ") == 1
     assert f" {part}/loss," in caplog.text
 
@@ -121,7 +122,7 @@ def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         run(compose_small(tmp_path / "run", *words))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert record["test"]["click/auprc"] is not None
+    assert record["numbers"]["test"]["network"]["click/auprc"] is not None
     assert caplog.text.count("the rows lack the labels for them: val/price/loss, val/price/r2, val/price/rmse") == 1
 
 
@@ -156,14 +157,14 @@ def test_average_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
     with caplog.at_level(logging.INFO):
         best = run(compose_small(folder, *words))
     record = json.loads((folder / "results.json").read_text())
-    test, shown = record["test"], capsys.readouterr().out
+    test, shown = record["numbers"]["test"]["network"], capsys.readouterr().out
     assert test["average"] == pytest.approx((test["click/auroc"] + test["price/r2"]) / 2)
     assert f"\naverage of the tasks' main metrics: {test['average']:.4f}" in shown
-    assert record["best_val_average"] == best
-    assert "best_val_loss" not in record
+    assert record["best"] == best
+    assert record["monitor"] == "val/average"
     assert ", average 0." in caplog.text  # after each epoch
 
     main([str(folder.parent)])
     [row] = csv.DictReader((folder.parent / "summary.csv").read_text().splitlines())
-    assert float(row["test average"]) == test["average"]
+    assert float(row["test/average"]) == test["average"]
     assert "average ↑" in capsys.readouterr().out

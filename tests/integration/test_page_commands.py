@@ -108,7 +108,7 @@ def test_commands_for_several_processes(words: list[str], tmp_path: Path, tiny_d
         assert [process.wait(400) for process in running] == [0, 0]
     else:
         started([*words, *small], tmp_path)
-    assert read_json(tmp_path / "run" / "results.json")["test"]["loss"] is not None
+    assert read_json(tmp_path / "run" / "results.json")["numbers"]["test"]["network"]["loss"] is not None
 
 
 def test_a_pretrained_network(tmp_path: Path, tiny_data: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_pretrained_network(tmp_path: Path, tiny_data: Path) -> None:
     save_vocabulary(tmp_path / "bert-base-uncased")
     small = [*TINY, f"paths.data_dir={tiny_data}", "data.max_length=20"]
     started(["mtl", "train", *words, *small, "hydra.run.dir=run"], tmp_path)
-    assert read_json(tmp_path / "run" / "results.json")["test"]["loss"] is not None
+    assert read_json(tmp_path / "run" / "results.json")["numbers"]["test"]["network"]["loss"] is not None
 
 
 def test_a_sweep_with_two_workers(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from mtl.cli.run import _with_others
 from mtl.distributed import announced_wait, destroy_process_group
 from mtl.runs import signals
 from mtl.runs.signals import stop_signals
+from mtl.training.measurements import Measurements
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW
 from tests.programs import Forked, free_port, ranks
@@ -51,15 +52,14 @@ def ended(*runs: Forked) -> None:
 
 def result(folder: Path) -> dict[str, float]:
     """Return the metrics of the test, also those of the models beside the network."""
-    record = json.loads((folder / "results.json").read_text())
-    others = {f"{model}: {name}": v for model, values in record["baselines"].items() for name, v in values.items()}
-    return record["test"] | others
+    measured = Measurements.from_plain(json.loads((folder / "results.json").read_text())["numbers"])
+    return {str(key): value for key, (value, sem) in measured.items() if key.split == "test" and sem is None}
 
 
 def errors(folder: Path) -> dict[str, float]:
-    """Return the standard errors of the differences to the models beside the network."""
-    of_models = json.loads((folder / "results.json").read_text())["baseline_errors"].items()
-    return {f"{model}: {name}": value for model, values in of_models for name, value in values.items()}
+    """Return the standard errors of the network's leads over the other models."""
+    measured = Measurements.from_plain(json.loads((folder / "results.json").read_text())["numbers"])
+    return {str(key): sem for key, (_, sem) in measured.items() if sem is not None}
 
 
 def weights(folder: Path) -> dict[str, Any]:

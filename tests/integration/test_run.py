@@ -34,27 +34,28 @@ def program(folder: Path, *words: str) -> Outcome:
 
 
 def losses(run_dir: Path) -> dict[str, float]:
-    return json.loads((run_dir / "results.json").read_text())["test"]
+    return json.loads((run_dir / "results.json").read_text())["numbers"]["test"]["network"]
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=3", *DRAWN)
     best = run(cfg)
     record = json.loads((tmp_path / "results.json").read_text())
-    assert record["best_val_loss"] == pytest.approx(best)
+    assert record["best"] == pytest.approx(best)
     assert record["epochs"] == 3
     assert record["seconds_per_epoch"] > 0
-    assert {"loss", "experts_per_sample", "task_000/loss", "task_000/mse"} <= record["test"].keys()
+    test = record["numbers"]["test"]["network"]
+    assert {"loss", "experts_per_sample", "task_000/loss", "task_000/mse"} <= test.keys()
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"].keys() >= {"mtl", "commit", "python"}
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert saved == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
     assert list(tmp_path.glob("events*"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".results")]
-    assert record["test"]["flops_selected"] <= record["test"]["flops_dense"]
+    assert test["flops_selected"] <= test["flops_dense"]
     routing = {path.name for path in (tmp_path / "routing").iterdir()}
     names = ("expert_share", "weights_over_training")
-    assert set(record["training"]) == {"flops_dense", "flops_selected", "binary_after"}
+    assert set(record["numbers"]["training"]["network"]) == {"flops_dense", "flops_selected", "binary_after"}
     assert routing == {f"{name}.{kind}" for name in names for kind in ("png", "csv")}
 
 
@@ -74,7 +75,7 @@ def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.Log
     assert run(compose_small(folder, "trainer.max_steps=2")) > 0  # the test loss: there is no val/loss
     record = json.loads((folder / "results.json").read_text())
     assert record["checkpoint"] == "last weights"
-    assert record["best_val_loss"] is None
+    assert record["best"] is None
     assert "no finite val/loss was measured" in caplog.text
 
 
@@ -129,7 +130,7 @@ def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
     assert results["checkpoint"].endswith("last.ckpt")
     with (tmp_path / "csv" / "metrics.csv").open() as file:
         curve = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
-    assert value == results["best_val_loss"] == pytest.approx(curve[-1]) != pytest.approx(min(curve))
+    assert value == results["best"] == pytest.approx(curve[-1]) != pytest.approx(min(curve))
     with pytest.raises(InputError, match="must be 'best' or 'last'"):
         run(compose_small(tmp_path, "tested=first"))
 

@@ -37,7 +37,6 @@ from tests.run_folders import write_run
 SMALL = ["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=3", "data.rows=[60,40,40]", "logger=none"]
 SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
 TASKS = ["task_000", "task_001", "task_002"]
-OLD: list[str] = []  # labels of runs of an earlier version, without metrics of validation
 OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
 
 
@@ -49,7 +48,7 @@ def in_process(folder: Path) -> Launch:
         run(cfg)
         choices = {name: str(value) for name, value in cfg.choices.items()}
         write_json(own / "command.json", {"overrides": [], "choices": choices, "seed": cfg.seed})
-        return Outcome(value=read_json(own / RESULTS)["best_val_loss"])
+        return Outcome(value=read_json(own / RESULTS)["best"])
 
     return launch
 
@@ -64,7 +63,7 @@ def at_once(folder: Path) -> Launch:
         choices = {"network": "single_task" if label == "alone" else "mmoe", "data": "synthetic_moe"}
         validation = {f"{task}/mse": 1 + draw.random() for task in TASKS}
         test, main = {"loss": 1.0, **losses}, dict.fromkeys(TASKS, "mse")
-        write_run(own, [], test, main, seed, choices=choices, **({} if label in OLD else {"validation": validation}))
+        write_run(own, [], test, main, seed, choices=choices, numbers={"val": {"network": validation}})
         if label == "together":
             rows = [(2, "affinity", "all", task, other, draw.random()) for task in TASKS for other in TASKS]
             as_table(rows).write_csv(own / "conflict.csv")
@@ -108,12 +107,6 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert again == found
 
 
-def test_runs_without_metrics_of_validation_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.integration.test_share.OLD", ["alone", "together"])
-    with pytest.raises(InputError, match=r"an earlier version trained its runs, .*: give name="):
-        answered(tmp_path, ["gates=[]"])
-
-
 def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"budget=1e-09: 2 seeds of all settings take about \d+ minutes"):
         answered(tmp_path, ["budget=1e-9"])
@@ -148,7 +141,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = read_runs([tmp_path / "share" / "table"])
     assert runs.table.select("seed", "data_seed").unique().sort("seed").rows() == [(0, 0), (1, 1)]
     assert runs.overlap == pytest.approx(1 / 8)
-    assert runs.table["val a/auroc"].is_between(0, 1).all()
+    assert runs.table["val/a/auroc"].is_between(0, 1).all()
     assert "random split of its own" in (tmp_path / "share" / "table" / "summary.md").read_text()
     assert (tmp_path / "share" / "table" / "report.html").is_file()
     with pytest.raises(InputError, match=r"table\.parquet holds other rows, .*: give another name="):

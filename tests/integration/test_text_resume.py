@@ -138,7 +138,7 @@ def test_teacher_is_split_and_distilled(name: str, taught: Path, tmp_path: Path,
     words += [f"network.importance={taught}/importance.pt", "experts.width=24", "network.shared_neurons=16"]
     run(compose_small(tmp_path, *words, f"paths.data_dir={tiny_data}"))
     record = json.loads((tmp_path / "results.json").read_text())
-    assert 0 <= record["test"]["average"] <= 1
+    assert 0 <= record["numbers"]["test"]["network"]["average"] <= 1
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert not [key for key in saved if "teacher" in key]
     assert saved["network.layers.0.mixture.experts.up.weight"].shape == (4, 24, 16)

@@ -60,7 +60,7 @@ def test_a_pruned_run_stops_and_is_tested(tmp_path: Path, monkeypatch: pytest.Mo
     ours.close()
     results = read_json(tmp_path / "results.json")
     assert [message.get("epoch") for message in said] == [0, 1, None]
-    assert min(message["value"] for message in said[:2]) == results["best_val_loss"]
+    assert min(message["value"] for message in said[:2]) == results["best"]
     assert results["epochs"] == 2
 
 
@@ -137,7 +137,7 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
         text=True,
     )
     assert again.returncode == 0, again.stderr
-    assert read_json(tmp_path / "again" / "results.json")["best_val_loss"] == best.value
+    assert read_json(tmp_path / "again" / "results.json")["best"] == best.value
     killed = next(trial for trial in trials if trial.user_attrs["starts"] == 2)
     subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *killed.user_attrs["command"], f"hydra.run.dir={tmp_path}/whole"],
@@ -146,7 +146,7 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
         check=True,
         capture_output=True,
     )
-    assert read_json(tmp_path / "whole" / "results.json")["best_val_loss"] == killed.value
+    assert read_json(tmp_path / "whole" / "results.json")["best"] == killed.value
 
 
 def test_a_study_of_the_users_own(tmp_path: Path) -> None:

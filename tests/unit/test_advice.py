@@ -17,15 +17,17 @@ from mtl.cli.use import predict
 from mtl.report.against import against_quick_model
 from mtl.runs.advice import advice, skill_of
 from mtl.runs.commands import Line
+from mtl.training.measurements import Measurements
 from tests.integration.helpers import compose_small
 from tests.unit.test_fit import SMALL, visits
 
 FINE = {"epoch": 3, "val": 0.5, "train": 0.5, "since": 5, "later_val": 0.52, "last_train": 0.4}
 RECORD: dict[str, Any] = {
     "main_metrics": {"a": "auroc", "b": "mse"},
-    "test": {"a/auroc": 0.8, "b/mse": 1.0},
-    "validation": {"a/loss": 0.5, "b/loss": 0.5},
-    "baselines": {"constant": {"a/auroc": 0.5, "b/mse": 2.0}},
+    "numbers": {
+        "test": {"network": {"a/auroc": 0.8, "b/mse": 1.0}, "constant": {"a/auroc": 0.5, "b/mse": 2.0}},
+        "val": {"network": {"a/loss": 0.5, "b/loss": 0.5}},
+    },
     "parameters": 24_000,
     "data": {"rows": {"train": 20}},
 }
@@ -35,7 +37,7 @@ def test_no_advice_without_a_measured_reason() -> None:
     assert advice(RECORD, {"a": FINE, "b": FINE}) == []
     for small in ({"since": 2, "later_val": 0.9}, {"later_val": 0.9, "last_train": 0.6}):
         assert advice(RECORD, {"a": FINE | small, "b": FINE}) == []
-    assert advice({**RECORD, "validation": {}, "baselines": {}}, {}) == []
+    assert advice({**RECORD, "numbers": {}}, {}) == []
 
 
 def test_advice_names_tasks_and_numbers() -> None:
@@ -46,21 +48,27 @@ def test_advice_names_tasks_and_numbers() -> None:
     assert "1,200 parameters for each training row" in over
     [apart] = advice(RECORD, {"a": FINE, "b": FINE | {"val": 0.4, "later_val": 0.4}})
     assert apart.startswith("Not at their best in the tested epoch: b 0.4, tested 0.5,")
-    record = {**RECORD, "test": {"a/auroc": 0.504, "b/mse": 2.1}}
-    assert advice(record, {}) == ["No better than a constant prediction: a; b."]
+    test = RECORD["numbers"]["test"] | {"network": {"a/auroc": 0.504, "b/mse": 2.1}}
+    assert advice({**RECORD, "numbers": {"test": test}}, {}) == ["No better than a constant prediction: a; b."]
 
 
 def test_quick_models_are_better_or_worse_only_beyond_the_error_of_the_test_rows() -> None:
-    record = RECORD | {
-        "baselines": {"constant": {"a/auroc": 0.5}, "linear": {"a/auroc": 0.79, "b/mse": 1.5}},
-        "baseline_errors": {"constant": {"a/auroc": 0.01}, "linear": {"a/auroc": 0.006, "b/mse": 0.2}},
-    }
-    assert against_quick_model(record) == ["Against linear on these test rows: better in b; undecided in a."]
-    record["baseline_errors"]["linear"]["a/auroc"] = 0.005
-    assert against_quick_model(record) == ["Against linear on these test rows: better in a, b."]
-    record["test"] = {"a/auroc": 0.7, "b/mse": 2.0}
-    assert against_quick_model(record) == ["Against linear on these test rows: worse in a, b."]
-    assert against_quick_model(RECORD) == []
+    def said(error: float, **network: float) -> list[str]:
+        names = {"a": "a/auroc", "b": "b/mse"}
+        test = {
+            "network": {names[task]: value for task, value in network.items()},
+            "constant": {"a/auroc": 0.5},
+            "network - constant": {"a/auroc": [0.3, 0.01]},
+            "linear": {"a/auroc": 0.79, "b/mse": 1.5},
+            "network - linear": {"a/auroc": [0.01, error], "b/mse": [-0.5, 0.2]},
+        }
+        return against_quick_model(Measurements.from_plain({"test": test}), RECORD["main_metrics"])
+
+    assert said(0.006, a=0.8, b=1.0) == ["Against linear on these test rows: better in b; undecided in a."]
+    assert said(0.005, a=0.8, b=1.0) == ["Against linear on these test rows: better in a, b."]
+    assert said(0.005, a=0.7, b=2.0) == ["Against linear on these test rows: worse in a, b."]
+    alone = Measurements.from_plain(RECORD["numbers"])
+    assert against_quick_model(alone, RECORD["main_metrics"]) == []
 
 
 def test_skill_is_the_way_from_a_constant_to_a_perfect_prediction() -> None:

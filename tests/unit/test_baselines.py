@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from mtl.callbacks.baselines import errors_of_differences
+from mtl.callbacks.baselines import leads
 from mtl.data_modules.constants import constant_of
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from mtl.training import baselines
 from mtl.training.baselines import Model, chosen, constant, fit, outputs_of, trees
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_losses
+from mtl.training.measurements import Key
 from mtl.types import Bag, Batch, Categorical, DataSpec, Numeric, TaskSpec
 from tests.integration.helpers import compose_small, resume_small, train_table
 from tests.unit.test_fit import QUICK, TASKS, visits
@@ -96,12 +97,14 @@ def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
     metric = evaluations[0].main_metrics()["number"]
     assert metric == "mse"
     expected = (losses[0] - losses[1]).std(ddof=1) / np.sqrt(len(losses[0]))
-    assert errors_of_differences(*evaluations) == {"number/mse": pytest.approx(expected, rel=0.25)}
-    assert errors_of_differences(evaluations[0], evaluations[0]) == {"number/mse": 0.0}
-    found, other = errors_of_differences(*evaluations), [Evaluation([NUMBER]) for _ in range(2)]
+    key = Key("test", "number", "mse", "network - linear")
+    mean = float((losses[0] - losses[1]).mean())
+    assert leads(*evaluations, "linear") == {key: pytest.approx((mean, expected), rel=0.25)}
+    assert leads(evaluations[0], evaluations[0], "linear") == {key: (0.0, 0.0)}
+    found, other = leads(*evaluations, "linear"), [Evaluation([NUMBER]) for _ in range(2)]
     for before, after in zip(evaluations, other, strict=True):
         after._batches["number"] = before._batches["number"][::-1]
-    assert errors_of_differences(*other) == found  # in another order of the rows
+    assert leads(*other, "linear") == found  # in another order of the rows
     alone = losses[0].std() / np.sqrt(ROWS)
     assert expected < 0.5 * alone  # the pairs count
 
@@ -157,9 +160,10 @@ def test_a_trained_model_stands_beside_a_constant_and_a_quick_model(tmp_path: Pa
 def test_a_test_alone_has_the_constant_of_the_training(tmp_path: Path) -> None:
     folder = train_table(tmp_path, visits(), "data.tasks.clicked={kind: binary}", "data.ignore=[plan,minutes]")
     run(resume_small(folder / "checkpoints" / "best.ckpt", tmp_path / "again", evaluate=True))
-    before, after = (read_json(path / "results.json")["baselines"] for path in (folder, tmp_path / "again"))
-    assert set(before) == {"constant", "lightgbm"}
-    assert after == {"constant": before["constant"]}
+    before, after = (read_json(path / "results.json")["numbers"]["test"] for path in (folder, tmp_path / "again"))
+    assert before.keys() >= {"network", "constant", "lightgbm"}
+    assert "lightgbm" not in after
+    assert after["constant"] == before["constant"]
 
 
 def test_each_task_of_a_chain_has_its_own_share(tmp_path: Path) -> None:
@@ -204,7 +208,8 @@ def test_data_that_are_no_table_have_constants_alone(tmp_path: Path, tiny_data: 
     for data in ("movielens", "four_mnists"):
         words = [] if data == "movielens" else ["network=routed_mnists", "gate=gumbel_matrix"]
         run(compose_small(tmp_path / data, f"data={data}", *words, f"paths.data_dir={tiny_data}"))
-        assert set(read_json(tmp_path / data / "results.json")["baselines"]) == {"constant"}
+        models = read_json(tmp_path / data / "results.json")["numbers"]["test"]
+        assert models.keys() - {"network - constant"} == {"network", "constant"}
 
 
 def test_undefined_metrics_stay_undefined() -> None:
@@ -221,4 +226,4 @@ def test_a_checkpoint_of_before_has_no_constants(tmp_path: Path) -> None:
         del task["constant"]
     torch.save(dict(content), tmp_path / "old.ckpt")
     run(resume_small(tmp_path / "old.ckpt", tmp_path / "again", evaluate=True))
-    assert read_json(tmp_path / "again" / "results.json")["baselines"] == {}
+    assert set(read_json(tmp_path / "again" / "results.json")["numbers"]["test"]) == {"network"}

@@ -267,7 +267,7 @@ def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any,
 
 
 def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, tmp_path: Path) -> None:
-    record = read_json(folder / "results.json")["test"]
+    record = read_json(folder / "results.json")["numbers"]["test"]["network"]
     assert model.metrics["clicked/logloss"] == record["clicked/logloss"]
     page = run_page._tested(folder, (), {}, {})
     for predicted in page.found[:1]:
@@ -347,7 +347,8 @@ def test_a_resumed_run_is_calibrated_as_one_that_was_not_stopped(tmp_path: Path)
 
 def test_evaluate_has_the_calibration_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
     run(resume_small(folder / "checkpoints" / "best.ckpt", tmp_path / "again", evaluate=True))
-    before, after = (read_json(path / "results.json")["test"] for path in (folder, tmp_path / "again"))
+    records = (read_json(path / "results.json")["numbers"] for path in (folder, tmp_path / "again"))
+    before, after = (record["test"]["network"] for record in records)
     assert {name: after[name] for name in after} == {name: pytest.approx(before[name], abs=1e-6) for name in after}
 
 

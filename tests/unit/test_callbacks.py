@@ -39,15 +39,17 @@ def monitor(batches: list[tuple[Routing | None, int]], tasks: str, extras: Any =
         batch = Batch({"x": torch.ones(rows, 1)}, {})
         callback.on_test_batch_end(run, module, {"routings": {"mixture": routing} if routing else {}}, batch)
     callback.on_test_epoch_end(run, module)
-    return {**run.callback_metrics, **logged}
+    measured = {str(key): value for key, (value, _) in module.measured.items()}
+    assert {name: pytest.approx(measured[name]) for name in logged if name != "epoch"}.items() <= logged.items()
+    return measured
 
 
 def test_monitor_counts_over_unequal_batches() -> None:
     a = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])  # one row, two tasks, three experts
     b = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]).expand(3, -1, -1)
     logged = monitor([(Routing(a), 1), (Routing(b), 3), (Routing(b[:0]), 0)], "pq")
-    expected = {"experts_per_sample/p": (2 + 3 * 1) / 4, "experts_per_sample/q": 1, "experts_per_sample": 2.25 / 2}
-    expected |= {"union_per_sample": (2 + 3 * 2) / 4, "expert_share/p/00": (0.5 + 3) / 4, "expert_share/q/02": 3 / 4}
+    expected = {"p/experts_per_sample": (2 + 3 * 1) / 4, "q/experts_per_sample": 1, "experts_per_sample": 2.25 / 2}
+    expected |= {"union_per_sample": (2 + 3 * 2) / 4, "p/expert_share_00": (0.5 + 3) / 4, "q/expert_share_02": 3 / 4}
     expected |= {"routing_entropy": math.log(2) / 2 / 4, "dead_experts": 0}
     assert {name: logged[f"test/{name}"] for name in expected} == pytest.approx(expected, abs=1e-5)
     assert "test/binary_selectors" not in logged
@@ -62,7 +64,7 @@ def test_monitor_looks_at_selectors_and_dead_experts() -> None:
 
 def test_monitor_takes_static_gates_and_networks_without_a_gate() -> None:
     logged = monitor([(Routing(torch.tensor([[0.5, 0.5]])), 7)], "p")
-    assert logged["test/experts_per_sample/p"] == pytest.approx(2)
+    assert logged["test/p/experts_per_sample"] == pytest.approx(2)
     assert monitor([(None, 2)], "p") == {}
 
 
@@ -234,8 +236,8 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)
     tally.add(Routing(torch.tensor([[0.5, 0.5]]), tasks=[0]), rows=2)
     tally.add(Routing(torch.tensor([[[0.0, 1.0]]] * 4), tasks=[2]), rows=4)
-    values = tally.values() | tally.parts(["a", "b", "c"], 100)
-    assert [values[f"experts_per_sample/{name}"] for name in "abc"] == [2.0, 0.0, 1.0]
+    values, parts = tally.values(), tally.parts(["a", "b", "c"], 100)
+    assert [parts[name, "experts_per_sample"] for name in "abc"] == [2.0, 0.0, 1.0]
     assert tally.shares().tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
     assert values["union_per_sample"] == 1.2
     history = History()

@@ -44,7 +44,7 @@ def test_the_card_has_the_metrics_of_the_test(run: Path) -> None:
     text = (run / "card" / "README.md").read_text()
     _, block, body = text.split("---\n", 2)
     results = yaml.safe_load(block)["model-index"][0]["results"]
-    test = json.loads((run / "results.json").read_text())["test"]
+    test = json.loads((run / "results.json").read_text())["numbers"]["test"]["network"]
     for each in results:
         for metric in each["metrics"]:
             assert metric["value"] == test[f"{each['task']['name']}/{metric['type']}"]

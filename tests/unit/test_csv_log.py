@@ -16,7 +16,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from torch import Tensor
 
 from mtl.loggers.csv import CSVLog
-from mtl.training.values import log_values
+from mtl.training.measurements import log_values
 
 
 def rows(path: Path) -> list[dict[str, str]]:

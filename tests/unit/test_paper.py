@@ -88,7 +88,7 @@ def test_runs_and_their_words() -> None:
     assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
     assert "data.max_rows=3000" in search.words
     assert "data.max_rows=3000" in runs.words
-    assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
+    assert found.published()["alpha_09"]["comet"]["test/loss"] == pytest.approx((0.4076, 0.0002))
 
 
 def test_numbers_of_runs_and_those_of_three_batches() -> None:
@@ -111,7 +111,7 @@ def test_what_a_scale_fixes_is_not_searched() -> None:
 
 def test_a_claim_is_repeated_for_its_groups_and_columns() -> None:
     claims = {claim.text: claim for claim in paper("networks", scale="laptop").file.claims}
-    same = {"column": "test loss", "gate": "cgc_softmax", "than": ["mmoe_softmax"]}
+    same = {"column": "test/loss", "gate": "cgc_softmax", "than": ["mmoe_softmax"]}
     for group, name in {"movielens": "MovieLens", "visits": "example table"}.items():
         claim = claims[f"CGC has a smaller loss than MMoE, {name}."]
         assert claim.model_dump(exclude_defaults=True) == {"text": claim.text, "group": group} | same

@@ -53,7 +53,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     routing.mkdir()
     drawn = picture(Figure(figsize=(1, 1)), "a caption")
     (routing / "weights_over_training_layer_0.png").write_bytes(drawn.png)
-    published = {"COMET": {"test loss": (0.49, 0.01), "test other": (1.0, None)}}
+    published = {"COMET": {"test/loss": (0.49, 0.01), "test/other": (1.0, None)}}
     section = replace(section_of(read_named_runs(named, NASTY), NASTY, published=published, curves={}), text="one")
     pictures = linked([section], "x", every=True)
     page = html_of(NASTY, write_page(NASTY, [section], markdown(NASTY), pictures=pictures), pictures)
@@ -74,7 +74,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert page.count("is worse by 19 % [5, 32]; 2 are undecided.") == 1
     assert page.index("is worse by 19 %") < page.index("<table")
     assert "1 of 6 runs have not finished:" in page
-    assert "Published, but no run has it: test other." in page
+    assert "Published, but no run has it: test/other." in page
 
 
 def test_pictures_of_experts_begin_a_line_of_their_own() -> None:
@@ -163,7 +163,8 @@ def test_flops_relative_to_a_baseline(training: list[float] | None, tmp_path: Pa
     for number, setting in enumerate(["dense", "dense", "sparse"]):
         folder = write_run(tmp_path / str(number), [], {"loss": 1.0, "flops_selected": flops[number]}, {}, number)
         record = json.loads((folder / "results.json").read_text()) | {"epochs": 10 * (number + 1)}
-        record |= {"training": {"flops_selected": training[number]}} if training else {}
+        if training:
+            record["numbers"]["training"] = {"network": {"flops_selected": training[number]}}
         (folder / "results.json").write_text(json.dumps(record))
         named[folder] = (setting, number)
     first, second, sparse = training or flops

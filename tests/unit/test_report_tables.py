@@ -46,13 +46,13 @@ def many(num_tasks: int, num_settings: int, lacking: pl.Expr | None = None) -> R
     main = {f"task_{n:03}": "mse" for n in range(num_tasks)}
     rows = [
         {"run": f"{setting}_{seed}", "state": "finished", "reason": None, "setting": f"gate{setting}", "seed": seed}
-        | {f"test {task}/mse": n + 0.5 * seed - setting for n, task in enumerate(main)}
-        | {"test loss": 10.0 * seed}
+        | {f"test/{task}/mse": n + 0.5 * seed - setting for n, task in enumerate(main)}
+        | {"test/loss": 10.0 * seed}
         for setting in range(num_settings)
         for seed in range(2)
     ]
     table = pl.DataFrame(rows).with_columns(*([] if lacking is None else [lacking]))
-    return Runs(with_means(table), "gate", main, {"mse": False, "loss": False})
+    return Runs(with_means(table), "gate", main)
 
 
 def shown(comparison: Settings, width: int) -> str:
@@ -66,7 +66,7 @@ def shown(comparison: Settings, width: int) -> str:
 
 def test_console_at_80_columns(sweep: Path) -> None:
     comparison = compare(
-        read_runs([sweep]), reference="shared_bottom", columns=["test click/auprc", "test minutes/rmse"]
+        read_runs([sweep]), reference="shared_bottom", columns=["test/click/auprc", "test/minutes/rmse"]
     )
     assert [line.rstrip() for line in shown(comparison, 80).splitlines()] == [
         "                                        against",
@@ -88,8 +88,8 @@ def test_console_at_80_columns(sweep: Path) -> None:
 
 def test_markdown_with_published_rows(sweep: Path) -> None:
     published = {
-        "shared_bottom": {"test click/auprc": (0.65, 0.01), "test loss": (0.4, None)},
-        "gumbel": {"test loss": (0.25, None)},
+        "shared_bottom": {"test/click/auprc": (0.65, 0.01), "test/loss": (0.4, None)},
+        "gumbel": {"test/loss": (0.25, None)},
     }
     table = compare(read_runs([sweep])).table(published)
     lines = table.markdown().splitlines()
@@ -110,9 +110,9 @@ def losses(**settings: list[tuple[Any, Any, float]]) -> Settings:
         "state": pl.String,
         "seed": pl.Int64,
         "data_seed": pl.Int64,
-        "test loss": pl.Float64,
+        "test/loss": pl.Float64,
     }
-    return compare(Runs(pl.DataFrame(rows, columns, orient="row"), "gate", {}, {"loss": False}))
+    return compare(Runs(pl.DataFrame(rows, columns, orient="row"), "gate", {}))
 
 
 ONE, TWO = [1.0, 2.0, 3.0], [1.11, 2.10, 3.12]
@@ -204,17 +204,17 @@ def test_many_tasks_are_a_mean() -> None:
 
 @pytest.mark.parametrize(("lacking", "text"), [(None, "-"), (math.nan, "- (0/2)")])
 def test_a_mean_over_tasks_needs_all_of_them(lacking: float | None, text: str) -> None:
-    runs = many(17, 1, pl.lit(lacking, pl.Float64).alias("test task_003/mse"))
+    runs = many(17, 1, pl.lit(lacking, pl.Float64).alias("test/task_003/mse"))
     assert compare(runs).table().rows[0][2] == text
 
 
 def test_values_that_no_run_has() -> None:
     """Undefined ones are counted; a quantity that a setting does not have is no fault of its runs."""
-    own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test task_004/mse"))
-    table = many(17, 2).table.with_columns(pl.lit(math.nan).alias("test loss"), own.alias("test task_004/mse"))
-    comparison = compare(replace(many(17, 2), table=table), columns=["test loss", "test none", "test task_004/mse"])
+    own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test/task_004/mse"))
+    table = many(17, 2).table.with_columns(pl.lit(math.nan).alias("test/loss"), own.alias("test/task_004/mse"))
+    comparison = compare(replace(many(17, 2), table=table), columns=["test/loss", "test/none", "test/task_004/mse"])
     assert comparison.table().rows == [["gate0", "- (0/2)", "-"], ["gate1", "- (0/2)", "3.25 ± 0.25"]]
-    assert comparison.notes[0] == "No run has test none."
+    assert comparison.notes[0] == "No run has test/none."
 
 
 def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +226,7 @@ def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "experts_per_sample" in printed
     assert "2 of 3" in printed
     rows = pl.read_csv(sweep / "summary.csv")
-    assert rows["test minutes/rmse"].to_list() == [1.5, 1.7, 1.5, pytest.approx(math.nan, nan_ok=True), 1.4, 1.2, None]
+    assert rows["test/minutes/rmse"].to_list() == [1.5, 1.7, 1.5, pytest.approx(math.nan, nan_ok=True), 1.4, 1.2, None]
     assert rows["option network"].to_list() == [name for name in SCORES for _ in range(2)] + ["mmoe"]
     assert "9_killed unfinished" in (sweep / "summary.md").read_text()
     assert r"\toprule" in (sweep / "summary.tex").read_text()
@@ -279,15 +279,15 @@ def test_delta_m_is_by_pairs_if_all_runs_have_one_and_else_by_means(tmp_path: Pa
     for seed in (0, 1):
         run("mmoe", seed, 0.6)
     runs = read_runs([tmp_path])
-    assert dict(zip(runs.table["run"], runs.table["delta_m"], strict=True)) == {
+    assert dict(zip(runs.table["run"], runs.table["test/delta_m"], strict=True)) == {
         str(tmp_path / name): pytest.approx(value)
         for name, value in {"single_task0a": 0, "single_task1a": 0, "mmoe0a": 10, "mmoe1a": 25}.items()
     }
     run("mmoe", 2, 0.45)  # the mean of single_task
     run("mmoe", 3, 0.9, data="b")
     runs = read_runs([tmp_path])
-    assert dict(zip(runs.table["seed"], runs.table["delta_m"], strict=True))[3] is None  # other data
-    [delta] = [each for each in compare(runs).quantities if each.column == "delta_m"]
+    assert dict(zip(runs.table["seed"], runs.table["test/delta_m"], strict=True))[3] is None  # other data
+    [delta] = [each for each in compare(runs).quantities if each.column == "test/delta_m"]
     assert list(delta.values["single_task"].values()) == pytest.approx([100 / 18, -100 / 18])
     assert [value for value in delta.values["mmoe"].values() if value is not None] == pytest.approx(
         [100 / 6, 100 / 6, 0]
@@ -310,4 +310,4 @@ def test_tables_of_different_files_are_different_data(tmp_path: Path) -> None:
 
 def test_no_single_task_run_no_column(tmp_path: Path) -> None:
     write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0, "click/auprc": 0.5}, BOTH, choices={"network": "mmoe"})
-    assert "delta_m" not in read_runs([tmp_path]).table.columns
+    assert "test/delta_m" not in read_runs([tmp_path]).table.columns

@@ -91,11 +91,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_became_of_trials_is_in_the_storage(folder: Path) -> None:
     trials = read_study("s", None, folder)
-    assert (trials.validation, trials.test, trials.higher) == ("best val_loss", "test loss", False)
+    assert (trials.validation, trials.test, trials.higher) == ("val/loss", "test/loss", False)
     table = trials.runs.table
     assert table["setting"].to_list() == ["comet"] * 40 + ["topk"] * 5
     assert table["seed"].to_list()[:2] == [100, 101]
-    states = table.filter(setting="topk").select("state", "reason", "best val_loss").rows()
+    states = table.filter(setting="topk").select("state", "reason", "val/loss").rows()
     assert states[:4] == [
         ("failed", "NaN loss <in expert 3>", None),
         ("pruned", "after epoch 1", None),
@@ -129,14 +129,14 @@ def test_runs_that_were_moved_are_found_where_they_are_now(folder: Path) -> None
 def test_the_best_share_of_trials(folder: Path, share: float, count: int) -> None:
     trials = read_study("s", None, folder)
     best, notes = best_trials(trials, share)
-    assert best.table.filter(setting="comet")["test loss"].to_list() == [100.0 + n for n in range(count)]
+    assert best.table.filter(setting="comet")["test/loss"].to_list() == [100.0 + n for n in range(count)]
     assert len(best.table.filter(setting="topk")) == 5  # none has a value: all are shown
     assert notes == [
         f"comet: the best {count} of 40 trials (40 finished).",
         "topk: the best 0 of 5 trials (1 failed, 1 pruned, 3 unfinished).",
     ]
     reverse, _ = best_trials(replace(trials, higher=True), share)
-    assert reverse.table.filter(setting="comet")["test loss"].to_list() == [139.0 - n for n in range(count)]
+    assert reverse.table.filter(setting="comet")["test/loss"].to_list() == [139.0 - n for n in range(count)]
 
 
 def test_report_of_a_study(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

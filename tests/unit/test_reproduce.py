@@ -31,14 +31,13 @@ with open(pathlib.Path(sys.argv[0]).with_name("words.txt"), "a") as file:
     print(json.dumps(words), file=file)
 loss = abs(float(words.get("x", 2)) - (3 if words["gate"] == "b" else 2)) + 0.001 * (int(words["seed"]) % 3) + 0.1
 test = {"loss": loss, "one/mse": loss, "two/mse": 3 * loss}
-record = {"best_val_loss": loss, "test": test, "seed": int(words["seed"])}
+record = {"best": loss, "numbers": {"test": {"network": test}}, "seed": int(words["seed"])}
 test["flops_selected"] = 10 if words["gate"] == "b" else 40
 test["jaccard"], test["distance"] = loss, abs(float(words.get("x", 2)) - 7)  # best loss: 2, smallest distance: 5
 (folder / "config.yaml").write_text("recipe: {num_experts: 8, k: 4}")
 (folder / "routing").mkdir()
 (folder / "routing" / "weights_over_training.png").write_bytes(bytes(24))
 record["epochs"] = 2
-record["higher_is_better"] = {"loss": False, "mse": False}
 (folder / "results.json").write_text(json.dumps(record))
 """
 FILE = {
@@ -55,11 +54,11 @@ FILE = {
     "pruner": {"_target_": "optuna.pruners.NopPruner"},
     "scales": {"laptop": {"seeds": 3, "n_trials": 3, "search": ["data.rows=0"], "note": "less of everything"}},
     "baseline": "c",
-    "columns": ["test loss", "mean mse", "test flops_selected"],
-    "published": {"values": {"first": {"a": {"test loss": [10.0, 0.5]}}}, "units": {"test loss": 100}},
+    "columns": ["test/loss", "test/mean_mse", "test/flops_selected"],
+    "published": {"values": {"first": {"a": {"test/loss": [10.0, 0.5]}}}, "units": {"test/loss": 100}},
     "claims": [
-        {"text": "a beats c.", "group": "first", "column": "test loss", "gate": "a", "than": ["c"], "by": 0.9},
-        {"text": "c beats a.", "group": "first", "column": "mean mse", "gate": "c", "than": ["a"]},
+        {"text": "a beats c.", "group": "first", "column": "test/loss", "gate": "a", "than": ["c"], "by": 0.9},
+        {"text": "c beats a.", "group": "first", "column": "test/mean_mse", "gate": "c", "than": ["a"]},
     ],
     "remarks": ["More runs of c would settle it.", "Its start is unknown."],
 }
@@ -108,7 +107,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert re.findall(r"!\[.+\]\((.+)\)", page) == pictures == ["mine_1.png"]  # the curve of the tuning budget
     assert re.sub(r"!\[.+\n\n?", "", page).strip().replace("mine.csv", "runs.csv") == markdown.strip()
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
-    assert table.filter(setting="gate <a>")["mean mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
+    assert table.filter(setting="gate <a>")["test/mean_mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
     said = capsys.readouterr().out
     assert "a beats c." in said
     assert re.findall(r"left \((\d+) run", said) == [
@@ -142,9 +141,9 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     reproduce(tmp_path, only="first", **shortened)
     assert len((tmp_path / "words.txt").read_text().splitlines()) == 6
     folder = tmp_path / "paper" / "mine" / "laptop"
-    losses = pl.read_csv(folder / "runs.csv").group_by("setting").agg(pl.col("test loss").sort()).sort("setting")
-    assert losses["test loss"].list.get(0).to_list() == pytest.approx([0.1, 0.1], abs=0.003)
-    assert losses["test loss"].list.get(1).to_list() == pytest.approx([1.1, 1.1], abs=0.003)
+    losses = pl.read_csv(folder / "runs.csv").group_by("setting").agg(pl.col("test/loss").sort()).sort("setting")
+    assert losses["test/loss"].list.get(0).to_list() == pytest.approx([0.1, 0.1], abs=0.003)
+    assert losses["test/loss"].list.get(1).to_list() == pytest.approx([1.1, 1.1], abs=0.003)
     markdown = (folder / "report.md").read_text()
     assert "| gate &lt;a>, published | 0.1 ± 0.005 |" in markdown
     assert "b: the best 2 of 3 trials (3 finished)." in markdown
@@ -154,11 +153,11 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
 
 def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
     figures = [
-        {"title": "F", "label": "tasks", "at": {"first": 16, "second": 32}, "columns": ["test jaccard"]},
-        {"title": "G", "label": "budget", "at": {"a": 0.5, "c": 1}, "columns": ["test loss", "test absent"]},
-        {"title": "H", "label": "budget", "at": {"a": 0.5, "c": 1}, "columns": ["test absent"]},
+        {"title": "F", "label": "tasks", "at": {"first": 16, "second": 32}, "columns": ["test/jaccard"]},
+        {"title": "G", "label": "budget", "at": {"a": 0.5, "c": 1}, "columns": ["test/loss", "test/absent"]},
+        {"title": "H", "label": "budget", "at": {"a": 0.5, "c": 1}, "columns": ["test/absent"]},
     ]
-    figures[0]["random"] = ["test jaccard"]
+    figures[0]["random"] = ["test/jaccard"]
     pictures = {"weights_over_training": ["c"]}
     few = {"laptop": {"seeds": 2, "note": "x"}}
     file = tmp_path / "page" / "other.md"
@@ -176,7 +175,7 @@ def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
 
 def test_search_prefers_trials_within_the_limit(tmp_path: Path) -> None:
     for name, limit, chosen in (("low", 2.3, "5"), ("none", 0, "2")):
-        gates = {"a": {"space": {"x": [2, 5, 9]}, "limit": {"test distance": limit}}}
+        gates = {"a": {"space": {"x": [2, 5, 9]}, "limit": {"test/distance": limit}}}
         (tmp_path / name).mkdir()
         reproduce(tmp_path / name, only="first", gates=gates, claims=[], published={}, baseline=None)
         told = [json.loads(line) for line in (tmp_path / name / "words.txt").read_text().splitlines()]
@@ -216,7 +215,7 @@ JOINT: dict[str, Any] = {
     "tables": {
         "both": {
             "name": "Both",
-            "columns": {"II": ["two", "test loss"], "III": ["three", "test loss"]},
+            "columns": {"II": ["two", "test/loss"], "III": ["three", "test/loss"]},
             "means": {"mean": ["II", "III"]},
             "gates": ["a", "c"],
             "best": True,
@@ -275,7 +274,7 @@ def test_a_joint_table_has_means_best_runs_and_claims(tmp_path: Path) -> None:
     assert "## Both" not in (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
 
 
-SEARCH = {"text": "Fewer *trials*.", "group": "first", "column": "test loss", "gate": "a", "than": ["b"], "times": 2}
+SEARCH = {"text": "Fewer *trials*.", "group": "first", "column": "test/loss", "gate": "a", "than": ["b"], "times": 2}
 BEST: dict[str, Any] = {
     "scales": {"laptop": {"best": 2, "n_trials": 3, "note": "x"}},
     "claims": [SEARCH],

@@ -33,15 +33,20 @@ RECORD: dict[str, Any] = {
     "epochs": 1,
     "main_metrics": {"click": "auroc"},
     "seconds_per_epoch": 1.26,
-    "test": {
-        "loss": 0.5,
-        "flops_selected": 958976.0,
-        "click/auroc": None,
-        "experts_per_sample/click": 2.0,
-        "experts_per_sample": 2.0,
-    },
-    "training": {"flops_selected": 2876928.0},
 }
+TEST = {
+    "loss": 0.5,
+    "flops_selected": 958976.0,
+    "click/auroc": None,
+    "click/experts_per_sample": 2.0,
+    "experts_per_sample": 2.0,
+}
+
+
+def with_numbers(test: dict[str, float | None], **others: dict[str, float | None]) -> dict[str, Any]:
+    """Return ``RECORD`` with the numbers of a test, of the network and of ``others``."""
+    training = {"network": {"flops_selected": 2876928.0}}
+    return RECORD | {"numbers": {"test": {"network": test, **others}, "training": training}}
 
 
 def printed(record: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -54,51 +59,52 @@ def printed(record: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[
 def test_results_come_first_and_routing_statistics_only_if_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = printed(RECORD, tmp_path, capsys).splitlines()
+    lines = printed(with_numbers(TEST), tmp_path, capsys).splitlines()
     assert lines[1] == "comet: test loss 0.5000 (best.ckpt)"
     assert [lines[2].split(), lines[4].split()] == [["task", "metric", "network"], ["click", "auroc", "-"]]
     assert "1 epoch of 1.3 s, each task uses 2 experts, 840,574 parameters, seed 3" in lines
-    of_evaluate = RECORD | {"epochs": 0, "seconds_per_epoch": None}
+    of_evaluate = with_numbers(TEST) | {"epochs": 0, "seconds_per_epoch": None}
     assert "\neach task uses 2 experts, 840,574 parameters, seed 3\n" in printed(of_evaluate, tmp_path, capsys)
     assert f"{tmp_path}/" in lines
     assert not any("flops" in line for line in lines)
-    shares = {f"expert_share/click/{number}": 0.125 for number in range(8)} | {"experts_per_sample": 1.76}
-    text = printed(RECORD | {"test": RECORD["test"] | shares}, tmp_path, capsys)
+    shares = {f"click/expert_share_{number:02d}": 0.125 for number in range(8)} | {"experts_per_sample": 1.76}
+    text = printed(with_numbers(TEST | shares), tmp_path, capsys)
     assert "each task uses 1.76 of 8 experts on average" in text.replace("\n", " ")
     mains, test = {"[/b]": "auroc"}, {"loss": 0.5, "[/b]/auroc": 0.6}
     assert "[/b]   auroc     0.6000" in printed(
-        RECORD | {"label": "[x]", "main_metrics": mains, "test": test}, tmp_path, capsys
+        with_numbers(test) | {"label": "[x]", "main_metrics": mains}, tmp_path, capsys
     )
     mains |= {f"[/{number}]": "auroc" for number in range(9)}
-    assert "best 0.6000 ([/b])" in printed(RECORD | {"main_metrics": mains, "test": test}, tmp_path, capsys)
+    assert "best 0.6000 ([/b])" in printed(with_numbers(test) | {"main_metrics": mains}, tmp_path, capsys)
 
 
 def test_other_models_stand_beside_the_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test = {"loss": 1.0, "a/loss": 1.0, "a/auroc": 0.9, "a/accuracy": 0.9558, "a/ndcg@10": None}
     models = {"constant": {"a/auroc": 0.5, "a/accuracy": 0.9558}, "lightgbm": {"a/auroc": 0.91, "a/accuracy": 0.96}}
-    record = RECORD | {"main_metrics": {"a": "auroc"}, "test": test, "baselines": models}
+    record = with_numbers(test, **models) | {"main_metrics": {"a": "auroc"}}
     rows = [line.split() for line in printed(record, tmp_path, capsys).splitlines()]
     assert ["task", "metric", "network", "constant", "lightgbm"] in rows
     assert ["a", "auroc", "0.9000", "0.5000", "0.9100"] in rows
     assert ["accuracy", "0.9558", "0.9558", "0.9600"] in rows
     assert ["ndcg@10", "-", "-", "-"] in rows
     several = {f"{task}/{name}": 0.5 for task in "abcdefgh" for name in ("auroc", "accuracy", "f1")}
-    record |= {"main_metrics": dict.fromkeys("abcdefgh", "auroc"), "test": {"loss": 1.0, **several}}
+    record = with_numbers({"loss": 1.0, **several}) | {"main_metrics": dict.fromkeys("abcdefgh", "auroc")}
     assert "accuracy" not in printed(record, tmp_path, capsys)  # main metrics alone fit on a screen
 
 
 def test_simulated_groups_stand_beside_the_experts_that_tasks_share(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shares = {"expert_share/task_0/0": 1.0, "expert_share/task_1/0": 0.4, "expert_share/task_1/1": 0.6}
-    shares |= {"expert_share/task_2/1": 0.995, "expert_share/task_2/0": 0.005}  # 0.5 % is not counted as used
-    record = RECORD | {"test": {"loss": 1.0, **shares}, "task_groups": {"task_0": 0, "task_1": 0, "task_2": 1}}
+    shares = {"task_0/expert_share_00": 1.0, "task_1/expert_share_00": 0.4, "task_1/expert_share_01": 0.6}
+    shares |= {"task_2/expert_share_01": 0.995, "task_2/expert_share_00": 0.005}  # 0.5 % is not counted as used
+    groups = {"task_groups": {"task_0": 0, "task_1": 0, "task_2": 1}}
+    record = with_numbers({"loss": 1.0, **shares}) | groups
     text = printed(record, tmp_path, capsys)
     assert "share an expert: 1 of 1 pairs of one group, 1 of 2 pairs of different groups" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["0", "0", "1", "-"] in rows
     assert ["1", "1", "2"] in rows
-    assert "share an expert" not in printed(record | {"test": {"loss": 1.0}}, tmp_path, capsys)  # no single mixture
+    assert "share an expert" not in printed(with_numbers({"loss": 1.0}) | groups, tmp_path, capsys)  # no single mixture
 
 
 def test_results_name_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +172,7 @@ def test_table_grows_with_each_job_and_is_printed_at_the_end(
         write_run(tmp_path / str(number), [f"gate={'ab'[number]}"], {"loss": 1.0 + number})
         SweepTable().on_job_end(config, Any)  # perhaps in another process: it has nothing but the folder
         rows = list(csv.DictReader((tmp_path / "summary.csv").read_text().splitlines()))
-        assert [row["test loss"] for row in rows] == ["1.0", "2.0"][: number + 1]
+        assert [row["test/loss"] for row in rows] == ["1.0", "2.0"][: number + 1]
     assert capsys.readouterr().out == ""
     table.on_multirun_end(config)
     assert capsys.readouterr().out.startswith(
@@ -210,11 +216,11 @@ def test_baselines_differ_in_the_network_alone() -> None:
 def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"t{index}" for index in range(12)]
     test = {"loss": 1.0, **{f"{name}/mse": index / 10 for index, name in enumerate(names)}, "t3/mse": None}
-    text = printed(RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}, tmp_path, capsys)
+    mains = {"main_metrics": dict.fromkeys(names, "mse")}
+    text = printed(with_numbers(test) | mains, tmp_path, capsys)
     assert "mse: mean 0.5727 of 11 of 12 tasks; best 0.0000 (t0), worst 1.1000 (t11)" in text
-    record = RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}
     models = {"constant": {f"{name}/mse": 2.0 for name in names}, "linear": dict.fromkeys(test, None)}
-    text = printed(record | {"baselines": models}, tmp_path, capsys)
+    text = printed(with_numbers(test, **models) | mains, tmp_path, capsys)
     assert "mean of other models: constant 2.0000\n" in text
 
 

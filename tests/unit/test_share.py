@@ -109,10 +109,8 @@ def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
         "pair": [(2, 0.7, 0.6), (0, 0.6, 1.0), (1, 0.6, 1.0)],
     }
     rows = [(setting, *row) for setting, own in values.items() for row in own]
-    table = pl.DataFrame(rows, ["setting", "seed", "test a/auroc", "test b/mse"], orient="row")
-    runs = Runs(
-        table.with_columns(state=pl.lit("finished")), "", {"a": "auroc", "b": "mse"}, {"auroc": True, "mse": False}
-    )
+    table = pl.DataFrame(rows, ["setting", "seed", "test/a/auroc", "test/b/mse"], orient="row")
+    runs = Runs(table.with_columns(state=pl.lit("finished")), "", {"a": "auroc", "b": "mse"})
     first, second = gains(runs, {"pair": {"a": ["b"], "b": ["a"]}}, "test")
     assert (first.mean, first.interval) == (pytest.approx(100 * 0.4 / 1.5), pytest.approx((-2.02, 55.35), abs=0.01))
     assert second.found is not None
@@ -131,8 +129,8 @@ def test_validation_rows_choose_and_test_rows_answer() -> None:
     val, test = {"together": 0.70, "groups": 0.72, "pairs 1": 0.65}, {"together": 0.9, "groups": 0.705, "pairs 1": 0.8}
     rows = [("alone", seed, 0.70, 0.70 + seed / 100) for seed in range(4)]
     rows += [(name, seed, val[name], test[name] + seed / 90) for name in val for seed in range(4)]
-    table = pl.DataFrame(rows, ["setting", "seed", "val a/auroc", "test a/auroc"], orient="row")
-    runs = Runs(table.with_columns(state=pl.lit("finished")), "", {"a": "auroc"}, {"auroc": True})
+    table = pl.DataFrame(rows, ["setting", "seed", "val/a/auroc", "test/a/auroc"], orient="row")
+    runs = Runs(table.with_columns(state=pl.lit("finished")), "", {"a": "auroc"})
     best = chosen(gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
     assert best == {"groups": {"a": ("b",)}}
     [confirmed] = confirm(runs, gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
@@ -249,7 +247,7 @@ def test_measuring_does_not_change_the_training(tmp_path: Path) -> None:
     losses = []
     for every in ("null", "2"):
         run(compose_small(tmp_path / every, *words, f"callbacks.conflict.every_steps={every}"))
-        losses.append(json.loads((tmp_path / every / "results.json").read_text())["test"]["loss"])
+        losses.append(json.loads((tmp_path / every / "results.json").read_text())["numbers"]["test"]["network"]["loss"])
     assert losses[0] == losses[1]
     assert not (tmp_path / "null" / "conflict.csv").exists()
     table = pl.read_csv(tmp_path / "2" / "conflict.csv")
@@ -315,14 +313,14 @@ def simulated_runs(problem: int, gain: bool, seeds: int = 8) -> Runs:
                 b = np.concatenate([y[t, index] for t, index in zip(own, picked, strict=True)])
                 w = np.linalg.solve(a.T @ a + np.eye(60), a.T @ b)
                 for split, held in (("val", val), ("test", test)):
-                    run[f"{split} {task}/mse"] = float(np.mean((y[task, held] - x[task, held] @ w) ** 2))
+                    run[f"{split}/{task}/mse"] = float(np.mean((y[task, held] - x[task, held] @ w) ** 2))
             runs.append(run)
     mains = {str(task): "mse" for task in range(4)}
     table = pl.DataFrame(runs).with_columns(run=pl.int_range(len(runs)).cast(pl.String))
     single = (table["setting"] == "alone").to_list()
     for split in ("test", "val"):
-        table = with_delta(table, ["x"] * len(runs), single, mains, {"mse": False}, split)
-    return Runs(table, "", mains, {"mse": False})
+        table = with_delta(table, ["x"] * len(runs), single, mains, split)
+    return Runs(table, "", mains)
 
 
 @pytest.mark.parametrize("problems", [20, pytest.param(500, marks=pytest.mark.slow)])
@@ -332,7 +330,7 @@ def test_simulated_gains_are_found_and_none_is_invented(problems: int) -> None:
     for gain in (True, False):
         for problem in range(problems):
             runs = simulated_runs(problem, gain)
-            values, by = ({n: runs.values(n, c) for n in ("alone", *mates)} for c in ("delta_m", "val delta_m"))
+            values, by = ({n: runs.values(n, c) for n in ("alone", *mates)} for c in ("test/delta_m", "val/delta_m"))
             advised = recommended(by, values, runs.overlap)[0]
             right, wrong = right + (gain and advised == "groups"), wrong + (not gain and advised != "alone")
             answers = confirm(runs, gains(runs, mates, "val"))

@@ -55,7 +55,7 @@ for epoch in (0, 1):
     if line.readline() == "stop\\n":
         break
 def results(value):
-    (folder / "results.json").write_text(json.dumps({"best_val_loss": value}))
+    (folder / "results.json").write_text(json.dumps({"best": value, "numbers": {}}))
 """
 
 
@@ -259,3 +259,12 @@ def test_a_run_is_stopped_when_the_worker_dies(monkeypatch: pytest.MonkeyPatch) 
         assert not run.report(2, 0.125)
     finally:
         signal.signal(signal.SIGTERM, earlier)
+
+
+def test_results_of_an_earlier_mtl_are_refused(tmp_path: Path) -> None:
+    queue, launch = study(tmp_path, "results(0.5)")
+    folder = tmp_path / "runs" / "g" / "trial_00000"
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"best_val_loss": 0.5, "test": {"loss": 1.0}}))
+    with pytest.raises(InputError, match=r"trial_00000/results\.json is of an earlier mtl; train the run again, or"):
+        run(queue, launch)
