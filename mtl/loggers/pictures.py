@@ -20,8 +20,8 @@ GROUP = "views"
 def save_picture(figure: Any, file: Path, loggers: Sequence[Logger], step: int) -> None:
     """Draw ``figure`` once, into the PNG ``file``, and pass the file to the loggers as ``views/<name of the file>``.
 
-    ``figure``: of matplotlib, whose import here would delay the first line of a run. See ``RunLogger.log_picture``; other
-    loggers are skipped.
+    ``figure``: of matplotlib, whose import here would delay the first line of a run. See ``RunLogger.log_picture``;
+    other loggers are skipped.
     """
     with writing(file) as opened:
         figure.savefig(opened, format="png", dpi=DOTS, pil_kwargs={"compress_level": COMPRESSION})

@@ -7,11 +7,9 @@ change numbers, write them anew with ``python -m tests.golden.test_losses`` and 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ import torch
 from mtl.cli.run import run
 from mtl.config import build
 from mtl.files.records import RESULTS
+from mtl.training.measurements import Measurements
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
 from tests.tiny_data import write_tiny_data
@@ -137,20 +136,10 @@ def run_numbers(words: str, folder: Path, data_dir: Path) -> dict[str, float]:
     """Return the numbers of results.json of a run of two epochs in float64."""
     more = ("trainer.precision=64-true", "trainer.limit_train_batches=6", f"paths.data_dir={data_dir}")
     run(compose_small(folder, *words.split(), *more))
-    results = json.loads((folder / RESULTS).read_text())
-    parts = ("training", "validation", "test", "baselines", "baseline_errors")
-    return {f"{part} {name}": value for part in parts for name, value in sorted(flat(results[part]).items())}
-
-
-def flat(values: dict[str, Any], before: str = "") -> dict[str, float]:
-    """Return the numbers of nested dictionaries, with their keys joined by blanks; undefined ones are NaN."""
-    numbers: dict[str, float] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            numbers |= flat(value, f"{before}{name} ")
-        else:
-            numbers[before + name] = math.nan if value is None else value
-    return numbers
+    measured = Measurements.from_plain(json.loads((folder / RESULTS).read_text())["numbers"])
+    values = {str(key): measurement.value for key, measurement in measured.items()}
+    errors = {f"{key} error": m.sem for key, m in measured.items() if m.sem is not None}
+    return dict(sorted({**values, **errors}.items()))
 
 
 @pytest.mark.parametrize("words", CASES)
