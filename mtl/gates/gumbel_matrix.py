@@ -74,7 +74,9 @@ class GumbelMatrixGate(Gate):
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         matrix = self._draw(self.difference()) if self.training else self.connections()
         matrix = matrix if tasks is None else matrix[tasks]
-        weights = matrix / matrix.sum(-1, keepdim=True).clamp(min=1.0)
+        total = matrix.sum(-1, keepdim=True)  # whole numbers
+        # As clamp(min=1), whose gradient at 1 depends on the version of torch
+        weights = matrix / (total + (total == 0))
         return Routing(weights, self._penalty(), exact_zeros=not self.training)
 
     def _penalty(self) -> dict[str, Tensor]:
