@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.help import described
-from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_words, start
+from mtl.paper.definition import SMOKE, read
 from mtl.runs.commands import key_of
 from mtl.tune.process import prepare
 
@@ -41,8 +42,6 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], lis
 
 def listed() -> Iterator[str]:
     """Yield lines with the name of each table, the purpose that its file opens with, its numbers of runs and hours."""
-    from mtl.paper.definition import SMOKE, read
-
     yield from ("Tables and figures, as in mtl reproduce dselect_k_static scale=laptop:", "")
     for path in sorted((CONF / "paper").glob("*.yaml")):
         purpose = path.read_text().splitlines()[1].removeprefix("# ").partition(" Example: ")[0]
@@ -65,8 +64,12 @@ def run(words: Sequence[str]) -> None:
             print(line, flush=True)
         return
     name, cfg, others, own = configuration(words)
-    if not (cfg.show or cfg.judge):
-        prepare()
+    if not cfg.judge:
+        paper = read(cfg, name, others)
+        for pair in paper.pairs()[:1]:
+            check_names(paper.definition(*pair, chosen=[]).words)
+        if not cfg.show:
+            prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without
 
     reproduce(cfg, name, others, first_run, PROGRAM, own)

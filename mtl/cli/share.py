@@ -15,7 +15,7 @@ from typing import Any
 
 import hydra
 
-from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_words, start
 from mtl.tune.process import prepare
 
 OWN = own_options("share.yaml")
@@ -25,6 +25,7 @@ def run(words: Sequence[str]) -> dict[str, Any]:
     """Compose and check the runs, do those that are missing, write the page, and return the content of share.json."""
     own, others = split_words(words, OWN)
     cfg = hydra.compose("share", own)
+    check_names(others)
     if not cfg.show:
         prepare()
     from mtl.sharing.command import share  # imports slow packages, as runs do

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
@@ -37,18 +39,31 @@ def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], li
     return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
 
 
-def first_run(words: Sequence[str]) -> DictConfig:
-    """Return the configuration of a run of ``words``, with every value checked."""
-    from mtl.config.check import check
-    from mtl.config.patterns import with_columns
-
+@contextmanager
+def explained(words: Sequence[str]) -> Iterator[None]:
+    """Raise InputError if one of ``words`` names an option or a choice that there is not."""
     try:
-        cfg = composed(words)
+        yield
     except Exception as error:
         sentence = explain(error, words)
         if sentence is None:
             raise
         raise InputError(sentence) from error
+
+
+def check_names(words: Sequence[str]) -> None:
+    """Raise InputError if one of ``words`` is mistyped: at once, since this imports nothing slow."""
+    with explained(words):
+        hydra.compose("train", list(words))
+
+
+def first_run(words: Sequence[str]) -> DictConfig:
+    """Return the configuration of a run of ``words``, with every value checked."""
+    from mtl.config.check import check
+    from mtl.config.patterns import with_columns
+
+    with explained(words):
+        cfg = composed(words)
     cfg.label, cfg.paths.run_dir = "trial", "."
     check(cfg)
     with_columns(cfg)

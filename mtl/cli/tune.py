@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
-from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_words, start
 from mtl.runs.commands import key_of
+from mtl.tune.definition import read
 from mtl.tune.process import prepare
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler", "pruner", "study"]
@@ -31,13 +32,14 @@ def run(words: Sequence[str]) -> None:
         names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))
         raise InputError(f"give a study, as in study=comet_movielens; there are {names}")
     cfg = hydra.compose("tune", study, return_hydra_config=True)
+    name = cfg.hydra.runtime.choices.study
+    cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    gates = [gate for gate in special.get("gate", "").split(",") if gate]
+    check_names(read(cfg, name, gates, others)[0].words)
     if "show" not in special:
         prepare()
     from mtl.tune.command import tune  # imports slow packages, as runs do
 
-    name = cfg.hydra.runtime.choices.study
-    cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    gates = [gate for gate in special.get("gate", "").split(",") if gate]
     tune(cfg, name, gates, others, special.get("show"), first_run, PROGRAM)
 
 

@@ -233,10 +233,12 @@ def test_config_files_open_with_purpose_and_example() -> None:
     assert all(comment for name, _, comment in options(ROOT / "conf" / "train.yaml"))
 
 
+MISTYPED = [["train", "gate=comt"], ["train", "gat.k=1"], ["share", "seds=3"], ["tune", "study=table", "gat.k=1"]]
+MISTYPED += [["reproduce", "gates", "scal=smoke"], ["reproduce", "gates", "scale=smok"]]
+
+
 @pytest.mark.parametrize(
-    "words",
-    [["--help"], *([name, "--help"] for name in COMMANDS), ["train", "gate=comt"], ["train", "gat.k=1"], ["--version"]],
-    ids=" ".join,
+    "words", [["--help"], *([name, "--help"] for name in COMMANDS), *MISTYPED, ["--version"]], ids=" ".join
 )
 def test_help_and_mistyped_options_do_not_import_torch(words: list[str], tmp_path: Path) -> None:
     """They take half a second instead of six."""
