@@ -36,7 +36,7 @@ SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 def timed(paper: Paper, pair: Pair, folder: Path, epochs: int = 1) -> tuple[float, float]:
     """Return the seconds of an epoch of a row's run, and those of all the rest of the run."""
     own = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
-    words = [*paper.definition(*pair, chosen=[]).words, *own]
+    words = [*paper.definition(*pair, chosen=[]).overrides, *own]
     ours, theirs = socket.socketpair()
     began = time.perf_counter()
     with ours, theirs:
@@ -69,7 +69,7 @@ def epochs(paper: Paper, pair: Pair) -> float:
         runs = pl.read_csv(page).filter(group=pair[0].key, setting=pair[1].name)
         if "epochs" in runs.columns and runs["epochs"].count():
             return float(runs["epochs"].mean())
-    return most_epochs(paper.definition(*pair, chosen=[]).words)
+    return most_epochs(paper.definition(*pair, chosen=[]).overrides)
 
 
 def hours(name: str, data: str) -> float:
@@ -88,7 +88,7 @@ def hours(name: str, data: str) -> float:
         epoch, rest = fmean(known[gate.key]), median(others)
         seconds += (paper.scale.seeds or 0) * (epoch * epochs(paper, (group, gate)) + rest)
         if paper.space_of(group, gate):
-            search = most_epochs(paper.definition(group, gate, chosen=None).words)
+            search = most_epochs(paper.definition(group, gate, chosen=None).overrides)
             seconds += paper.scale.n_trials * (epoch * search + rest)
     return seconds / 3600
 

@@ -498,9 +498,9 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
     parser.add_argument("--try", dest="words", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")
     given = parser.parse_args()
-    out = OPTIONS if given.words else OUT
-    if given.words:
-        given.contenders = ["ensemble", *(f"ensemble{WITH}{word}" for word in given.words)]
+    out = OPTIONS if given.overrides else OUT
+    if given.overrides:
+        given.contenders = ["ensemble", *(f"ensemble{WITH}{word}" for word in given.overrides)]
         given.tables = [name for name in given.tables if not OmegaConf.load(TABLES / f"{name}.yaml").held_out]
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)

@@ -22,10 +22,10 @@ from optuna.trial import Trial
 from mtl.cli.compose import CONF
 from mtl.cli.run import run
 from mtl.cli.share import OWN
-from mtl.cli.study import first_run, split_words
+from mtl.cli.study import first_run, split_overrides
 from mtl.files.records import RESULTS, read_json
 from mtl.files.writing import write_json
-from mtl.runs.commands import quoted
+from mtl.overrides import quote_path
 from mtl.sharing.command import share
 from mtl.sharing.page import write
 from mtl.tune.launch import Launch, run_folder
@@ -47,8 +47,8 @@ def in_process(folder: Path) -> Launch:
         own = run_folder(folder, queue.definition.label, trial.number)
         if not (own / RESULTS).exists():
             shutil.rmtree(own, ignore_errors=True)
-            words = [*queue.definition.words, f"seed={queue.training_seed(trial.number)}"]
-            cfg = first_run([*words, f"paths.run_dir={quoted(own)}"])
+            words = [*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"]
+            cfg = first_run([*words, f"paths.run_dir={quote_path(own)}"])
             cfg.paths.run_dir = str(own)
             run(cfg)
             choices = {name: str(value) for name, value in cfg.choices.items()}
@@ -61,8 +61,8 @@ def in_process(folder: Path) -> Launch:
 def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
     """Return the line of one problem."""
     own = [f"name=rho{rho}_{number}", "gates=[]", "every_steps=10"]
-    given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quoted(folder)}"]
-    own, given = split_words([*own, *given, *words], OWN)
+    given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}"]
+    own, given = split_overrides([*own, *given, *words], OWN)
     with contextlib.redirect_stdout(io.StringIO()):
         content = write(share(hydra.compose("share", own), given, first_run, in_process), [*own, *given])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}

@@ -14,7 +14,7 @@ from mtl.checks import InputError
 from mtl.distributed import gather, gather_full, world_size
 from mtl.files.records import flatten
 
-PLACES = ("words", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
+PLACES = ("overrides", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
 EVERY = 50  # steps between checks of the gradients, and on GPUs of the loss
 
 

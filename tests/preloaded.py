@@ -14,8 +14,11 @@ import mtl.data_modules
 
 from tests.integration.helpers import composed
 
-LATE = ("matplotlib.backends.backend_agg", "matplotlib.pyplot", "torch.utils.tensorboard")  # functions import these
-for name in (*LATE, "PIL.JpegImagePlugin"):
+LATE = [  # functions import these
+    *("matplotlib.backends.backend_agg", "matplotlib.pyplot", "scipy.optimize", "scipy.special", "scipy.stats"),
+    *("torch.utils.tensorboard", "PIL.JpegImagePlugin"),
+]
+for name in LATE:
     importlib.import_module(name)
 for package in (mtl, mtl.callbacks, mtl.data_modules):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

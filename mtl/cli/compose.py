@@ -1,4 +1,4 @@
-"""Compose ``conf/`` with the words of a command line, and run it with Hydra. Imports nothing slow."""
+"""Compose ``conf/`` with the overrides of a command line, and run it with Hydra. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def opened(searched: Iterable[str] = ()) -> Iterator[Any]:
         yield running
 
 
-def composed(words: Sequence[str]) -> DictConfig:
-    """Compose ``conf/`` with ``words``, and record the words and choices in the configuration, as for a checkpoint."""
-    cfg = hydra.compose("train", list(words), return_hydra_config=True)
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Compose ``conf/`` with ``overrides``; record them and the choices in the configuration, as for a checkpoint."""
+    cfg = hydra.compose("train", list(overrides), return_hydra_config=True)
     with open_dict(cfg):
         hydra_cfg = cfg.pop("hydra")
-    return recorded(cfg, hydra_cfg, words)
+    return recorded(cfg, hydra_cfg, overrides)
 
 
-def recorded(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
-    """Return ``cfg`` with its harmless ``words``, for reports and resumed runs, and its choices of config groups."""
+def recorded(cfg: DictConfig, hydra_cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return ``cfg`` with its harmless ``overrides`` and its choices of config groups, for reports and resumed runs."""
     from mtl.config.resume import is_harmless
 
     with open_dict(cfg):
-        cfg.words = [word for word in words if is_harmless(word)]
+        cfg.overrides = [override for override in overrides if is_harmless(override)]
         cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))
     return cfg
 

@@ -10,10 +10,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtl.cli.compose import CONF
 from mtl.cli.study import FOLDERS
+from mtl.overrides import key_of, quote_path
 from mtl.runs import commands
-from mtl.runs.commands import config_dirs, key_of, near, program, quoted
+from mtl.runs.commands import config_dirs, near, program
 
-KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")  # sections whose words a study takes over
+KEPT = (
+    "data",
+    "paths",
+    "trainer",
+    "trust",
+    "monitor",
+    "hydra.searchpath",
+)  # sections whose overrides a study keeps
 
 
 def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
@@ -30,9 +38,9 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
         flags = config_dirs(commands.LINE.searched)
-        keys = [key for key in map(key_of, commands.LINE.words) if key.startswith(KEPT) and key not in FOLDERS]
-        words = [word for word in commands.LINE.words if key_of(word) in keys]
+        keys = [key for key in map(key_of, commands.LINE.overrides) if key.startswith(KEPT) and key not in FOLDERS]
+        overrides = [override for override in commands.LINE.overrides if key_of(override) in keys]
         searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
-        name = f"name={quoted(files['data.path'].name.split('.')[0])}"  # a study of each table
-        found.append([*program("tune"), *flags, "study=table", name, searched, *words])
-    return [shlex.join(words) for words in found]
+        name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table
+        found.append([*program("tune"), *flags, "study=table", name, searched, *overrides])
+    return [shlex.join(overrides) for overrides in found]

@@ -19,16 +19,16 @@ from omegaconf.errors import OmegaConfBaseException
 from mtl.checks import causes, format_value, suggestion
 from mtl.cli.compose import opened
 from mtl.files.records import flatten
-from mtl.runs.commands import key_of
+from mtl.overrides import key_of
 
 OF_HYDRA = ("Config group override must be", "integer string conversion")  # errors that Hydra raises as a ValueError
 
 
-def explain(error: BaseException, words: Sequence[str]) -> str | None:
+def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
     """Return a plain sentence for an error of Hydra or OmegaConf, or None for another error.
 
-    ``words``: the overrides on the command line, such as ``gate=topk``. The nearest options are looked up by composing
-    the configuration that the config groups among ``words`` choose.
+    ``overrides``: the overrides on the command line, such as ``gate=topk``. The nearest options are looked up by
+    composing the configuration that the config groups among ``overrides`` choose.
     """
     text = next((str(each) for each in causes(error) if str(each)), "")
     if isinstance(error, OverrideParseException):
@@ -42,23 +42,23 @@ def explain(error: BaseException, words: Sequence[str]) -> str | None:
         return f"{group}={format_value(choice)}: no such {group}{near} there are {', '.join(error.options)}"
     if match := re.search(r"(?:Could not (?:override|delete)(?: from config\.)?|Key) '([^'\n=]+)", text):
         key = match[1]
-        word = next((word for word in words if key_of(word) == key), key)
-        return f"{format_value(word)}: no such option{_nearest(key, words)}"
+        override = next((override for override in overrides if key_of(override) == key), key)
+        return f"{format_value(override)}: no such option{_nearest(key, overrides)}"
     if match := re.search(r"Error merging override (.*)", text):  # a section got a single value
         return f"{format_value(match[1])}: has options of its own; set them, as in {key_of(match[1])}.NAME=VALUE"
     if isinstance(error, HydraException | OmegaConfBaseException) or any(known in text for known in OF_HYDRA):
         sentence = " ".join(line.strip() for line in text.splitlines() if "object_type=" not in line)
-        named = any(key_of(word) in sentence for word in words)
-        return sentence if named or not words else f"{', '.join(map(format_value, words))}: {sentence}"
+        named = any(key_of(override) in sentence for override in overrides)
+        return sentence if named or not overrides else f"{', '.join(map(format_value, overrides))}: {sentence}"
     return None
 
 
-def _nearest(key: str, words: Sequence[str]) -> str:
+def _nearest(key: str, overrides: Sequence[str]) -> str:
     """Return "; did you mean OPTION?" with the option or group most like ``key``, "" if there is none."""
     running = GlobalHydra.instance().is_initialized()
     with nullcontext() if running else opened():
         groups = GlobalHydra.instance().config_loader().list_groups("")
-        chosen = [word for word in words if word.partition("=")[0] in groups and "," not in word]
+        chosen = [override for override in overrides if key_of(override) in groups and "," not in override]
         try:
             cfg = compose("train", chosen)
         except HydraException:

@@ -23,8 +23,8 @@ FLAGS_OF_TRAIN = (
 LONGEST = 60  # characters of a value that are shown
 
 
-def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
-    """Print ``usage`` and the options of ``file`` and of each choice among ``words``; for a run also all choices."""
+def print_help(usage: str, file: Path, overrides: Sequence[str] = ()) -> None:
+    """Print ``usage`` and the options of ``file`` and of each choice among ``overrides``; for a run all choices."""
     conf, lines = file.parent, []
     for paragraph in usage.strip().replace("``", "").split("\n\n"):
         lines += [paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width()), ""]
@@ -34,7 +34,9 @@ def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
             lines += textwrap.wrap(
                 f"{group}: {', '.join(names)}", width(), initial_indent="  ", subsequent_indent="      "
             )
-    chosen = [conf / f"{word.replace('=', '/')}.yaml" for word in words if re.fullmatch(r"[\w/]+=\w+", word)]
+    chosen = [
+        conf / f"{override.replace('=', '/')}.yaml" for override in overrides if re.fullmatch(r"[\w/]+=\w+", override)
+    ]
     for path in [file, *(path for path in chosen if path.is_file())]:
         lines += [f"Options of {path.relative_to(conf)}, as in NAME=VALUE:", ""]
         first = path.read_text().partition("\n")[0]

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mtl.checks import InputError, format_value, require
-from mtl.runs.commands import Line, in_quotes, key_of, quoted, without
+from mtl.overrides import key_of, quote_path, quote_text, remove_list
+from mtl.runs.commands import Line
 
 CLOUD = re.compile(r"([\w.]+)=((?:s3|gs|hf)://[^'\"]+)")  # Hydra reads = in a value, as in day=*/*.csv, in quotes alone
 
 
-VALUED = ("--config-dir", "--trust", "--cfg", "--package")  # flags whose value is the next word
+VALUED = ("--config-dir", "--trust", "--cfg", "--package")  # flags whose value is the next argument
 
 
 class _Parser(ArgumentParser):
@@ -33,35 +34,35 @@ def read_line(arguments: Sequence[str], name: str = "train") -> Line:
         parser.add_argument("--cfg", choices=("job", "hydra", "all"))
         parser.add_argument("--resolve", action="store_true")
         parser.add_argument("--package")
-    found, words = parser.parse_known_args(arguments)
-    unknown = [word for word in words if word.startswith("-")]
+    found, overrides = parser.parse_known_args(arguments)
+    unknown = [override for override in overrides if override.startswith("-")]
     if unknown:
         raise InputError(f"{format_value(unknown[0])}: no such flag; mtl {name} --help lists all")
     for folder in found.config_dir:
         require("://" in folder or os.path.isdir(folder), f"--config-dir {format_value(folder)}: no such folder")
     searched = [path if "://" in path else f"file://{os.path.abspath(path)}" for path in found.config_dir]
-    words, paths = without(words, "hydra.searchpath")
+    overrides, paths = remove_list(overrides, "hydra.searchpath")
     if found.trust:
-        words, trust = without(words, "trust")
-        words.append(f"trust=[{','.join([*trust, *found.trust])}]")
-    words = [CLOUD.sub(lambda found: f"{found[1]}={in_quotes(found[2])}", word) for word in words]
+        overrides, trust = remove_list(overrides, "trust")
+        overrides.append(f"trust=[{','.join([*trust, *found.trust])}]")
+    overrides = [CLOUD.sub(lambda found: f"{found[1]}={quote_text(found[2])}", override) for override in overrides]
     flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
-    return Line(given=arguments, words=words, searched=[*searched, *paths], **flags)
+    return Line(given=arguments, overrides=overrides, searched=[*searched, *paths], **flags)
 
 
 def name_files(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of ``mtl evaluate RUN [FILE]`` with RUN and FILE as words, as in ``evaluate=RUN``."""
-    keys = {key_of(word) for word in arguments}
+    """Return the arguments of ``mtl evaluate RUN [FILE]`` with RUN and FILE as options, as in ``evaluate=RUN``."""
+    keys = {key_of(argument) for argument in arguments}
     options = [option for option in ("evaluate", "data.test_path") if option not in keys]
-    words = list[str]()
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        is_file = before not in VALUED and _is_path(word)
-        words.append(f"{options.pop(0)}={quoted(word)}" if is_file and options else word)
-    return words
+    named = list[str]()
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        is_file = before not in VALUED and _is_path(argument)
+        named.append(f"{options.pop(0)}={quote_path(argument)}" if is_file and options else argument)
+    return named
 
 
-def _is_path(word: str) -> bool:
-    """Return whether a word is a path, which may contain =, as in ``s3://sets/day=1/x.csv``, and no flag or option."""
-    if word.startswith(("-", "+", "~", "hydra/")):
+def _is_path(argument: str) -> bool:
+    """Return whether an argument is a path, even with a = as in ``s3://sets/day=1/x.csv``, and no flag or option."""
+    if argument.startswith(("-", "+", "~", "hydra/")):
         return False
-    return "=" not in word or "/" in key_of(word) or os.path.exists(word)
+    return "=" not in argument or "/" in key_of(argument) or os.path.exists(argument)

@@ -37,25 +37,25 @@ QUICK = {"-h", "--help", "-c", "--cfg"}  # flags that are answered without PyTor
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the command line names."""
     make_lasting()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words[0] if words else "--help"
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         lines = [f"  {command:<12}{text}" for command, (_, text) in COMMANDS.items()]
         print("\n".join(["usage: mtl COMMAND ..., with:", "", *lines, "", "mtl COMMAND --help shows its options."]))
         return
-    if "--version" in words:
+    if "--version" in arguments:
         print(f"mtl {__version__}")
         return
     if name not in COMMANDS:
         sys.exit(f"error: {name}: no such command{suggestion(name, COMMANDS) or ';'} mtl --help lists all")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
-    given = words[1:]
+    given = arguments[1:]
     if name == "evaluate":
         from mtl.cli.line import name_files
 
         given = name_files(given)
-        if not (QUICK & set(given) or any(word.startswith("evaluate=") for word in given)):
+        if not (QUICK & set(given) or any(argument.startswith("evaluate=") for argument in given)):
             sys.exit("error: give a run, as in mtl evaluate outputs/DATE/RUN")
     if (given or name == "train") and not QUICK & set(given) and sys.stderr.isatty():
         sys.stderr.write("loading PyTorch: some seconds\n")  # the first line of most commands comes after that

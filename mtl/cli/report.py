@@ -47,7 +47,7 @@ def finished(given: Sequence[str]) -> Path | None:
     """Return the folder that ``given`` names if it is that of one run, which has finished."""
     from mtl.report.runs import read_results
 
-    return next((Path(word) for word in given if len(given) == 1 and read_results(Path(word))[0]), None)
+    return next((Path(argument) for argument in given if len(given) == 1 and read_results(Path(argument))[0]), None)
 
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool, data_dir: str | None = None) -> None:
@@ -60,7 +60,7 @@ def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool
 
 
 def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> None:
-    """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``.
+    """Compare the folders or studies that the arguments ``given`` name; ``options``: as in ``section_of``.
 
     ``latex``: also write the tables in LaTeX.
     """
@@ -70,18 +70,18 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
     from mtl.report.summary import heading, write_report
     from mtl.report.trials import section_of_trials
 
-    pairs = [word.partition("=")[::2] for word in given if word.startswith(WORDS)]
-    folders = [Path(word) for word in given if not word.startswith(WORDS)]
-    studies, words = [value for name, value in pairs if name == "study"], dict(pairs)
+    pairs = [argument.partition("=")[::2] for argument in given if argument.startswith(WORDS)]
+    folders = [Path(argument) for argument in given if not argument.startswith(WORDS)]
+    studies, options_by_name = [value for name, value in pairs if name == "study"], dict(pairs)
     require(bool(folders or studies), "give folders of runs, or study=NAME")
     require(not (folders and studies), f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
     if studies:
         require_packages("study=", "tune", "optuna", "sqlalchemy")
         from mtl.tune.trials import read_study
 
-        folder = Path(words.get("paths.output_dir", "outputs")) / "studies"
+        folder = Path(options_by_name.get("paths.output_dir", "outputs")) / "studies"
         folders = [folder / name for name in studies]
-        found = [read_study(name, words.get("storage"), folder / name) for name in studies]
+        found = [read_study(name, options_by_name.get("storage"), folder / name) for name in studies]
         runs = [each.runs for each in found]
         sections = [section_of_trials(each, name, **options) for each, name in zip(found, studies, strict=True)]
     else:

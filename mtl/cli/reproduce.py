@@ -17,25 +17,29 @@ from omegaconf import DictConfig
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
 from mtl.cli.help import described
-from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_words, start
+from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_overrides, start
+from mtl.overrides import key_of
 from mtl.paper.definition import SMOKE, read
-from mtl.runs.commands import key_of
 from mtl.tune.process import prepare
 
 SECTIONS = ("fixed", "groups", "gates", "space", "values", "baseline", "published", "claims", "remarks", "tables")
 OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
 
 
-def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], list[str]]:
-    """Return the name of the table, the composed ``conf/reproduce.yaml``, and the words of the runs and of its own."""
+def configuration(overrides: Sequence[str]) -> tuple[str, DictConfig, list[str], list[str]]:
+    """Return the name of the table, the composed ``conf/reproduce.yaml``, the overrides of the runs, and its own."""
     known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
-    names = [word for word in words if "=" not in word]
+    names = [override for override in overrides if "=" not in override]
     if len(names) != 1 or names[0] not in known:
         given = f"{' '.join(names)}: " if names else ""
         raise InputError(f"{given}give one of {', '.join(known)}, as in {known[0]} scale=laptop")
-    own, others = split_words([word for word in words if "=" in word], OWN)
-    only = [word.partition("=")[2] for word in own if key_of(word) == "only"]  # Hydra would read its comma as a sweep
-    cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if key_of(word) != "only")])
+    own, others = split_overrides([override for override in overrides if "=" in override], OWN)
+    only = [
+        override.partition("=")[2] for override in own if key_of(override) == "only"
+    ]  # Hydra would read its comma as a sweep
+    cfg = hydra.compose(
+        "reproduce", [f"paper={names[0]}", *(override for override in own if key_of(override) != "only")]
+    )
     cfg.only = only[-1] if only else None
     return names[0], cfg, others, own
 
@@ -57,17 +61,17 @@ def listed() -> Iterator[str]:
     yield "Hours (h): at most, as measured on two CPU cores. Runs end with the time left."
 
 
-def run(words: Sequence[str]) -> None:
-    """Do the missing runs of a table, after all are checked, and write the report. Without words, list all tables."""
-    if not words:
+def run(overrides: Sequence[str]) -> None:
+    """Do the missing runs of a table, once all are checked, and write the report. Without arguments, list them."""
+    if not overrides:
         for line in listed():
             print(line, flush=True)
         return
-    name, cfg, others, own = configuration(words)
+    name, cfg, others, own = configuration(overrides)
     if not cfg.judge:
         paper = read(cfg, name, others)
         for pair in paper.pairs()[:1]:
-            check_names(paper.definition(*pair, chosen=[]).words)
+            check_names(paper.definition(*pair, chosen=[]).overrides)
         if not cfg.show:
             prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without

@@ -17,13 +17,13 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mtl import distributed, memory
+from mtl import distributed
 from mtl.callbacks.reports import EpochReport
 from mtl.checkpoints.files import Checkpoint, read, read_to_resume, restoring
 from mtl.checkpoints.restore import restore_data
 from mtl.checkpoints.start import start_from
 from mtl.checks import InputError, require
-from mtl.cli import errors, resolvers
+from mtl.cli import errors, memory, resolvers
 from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
@@ -166,7 +166,7 @@ def _run(
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
     for logger in trainer.loggers:
-        logger.log_hyperparams({**module.config, "command": commands.command_of(cfg.words)})
+        logger.log_hyperparams({**module.config, "command": commands.command_of(cfg.overrides)})
     if trainer.world_size > 1:
         first = trainer.node_rank * trainer.num_devices
         ranks = range(first, first + trainer.num_devices)

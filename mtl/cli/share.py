@@ -15,15 +15,15 @@ from typing import Any
 
 import hydra
 
-from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_words, start
+from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_overrides, start
 from mtl.tune.process import prepare
 
 OWN = own_options("share.yaml")
 
 
-def run(words: Sequence[str]) -> dict[str, Any]:
+def run(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose and check the runs, do those that are missing, write the page, and return the content of share.json."""
-    own, others = split_words(words, OWN)
+    own, others = split_overrides(overrides, OWN)
     cfg = hydra.compose("share", own)
     check_names(others)
     if not cfg.show:
@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> dict[str, Any]:
     from mtl.sharing.page import write
     from mtl.tune.launch import Launcher
 
-    return write(share(cfg, others, first_run, partial(Launcher, PROGRAM)), words)
+    return write(share(cfg, others, first_run, partial(Launcher, PROGRAM)), overrides)
 
 
 main = partial(start, "share.yaml", __doc__ or "", run)

@@ -18,7 +18,8 @@ from mtl.cli.errors import as_one_message
 from mtl.cli.explain import explain
 from mtl.cli.help import print_help
 from mtl.cli.line import read_line
-from mtl.runs.commands import Line, hydra_text, key_of
+from mtl.overrides import key_of, write_value
+from mtl.runs.commands import Line
 
 PROGRAM = main.main  # what the process of a run does
 FOLDERS = {"paths.run_dir", "hydra.run.dir"}
@@ -30,40 +31,42 @@ def own_options(file: str, *others: str) -> list[str]:
     return [str(name) for name in OmegaConf.load(CONF / file) if name not in ("defaults", *others)]
 
 
-def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that set the options ``own``, and the words for runs. The last word of an option counts."""
-    given = {("~" if word.startswith("~") else "") + key_of(word): word for word in words}  # ~x and +x=1 are two
+def split_overrides(overrides: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that set the options ``own``, and those for runs. The last one of an option counts."""
+    given = {
+        ("~" if override.startswith("~") else "") + key_of(override): override for override in overrides
+    }  # ~x and +x=1 are two
     for key in FOLDERS & given.keys():
         raise InputError(f"{given[key]}: each run has a folder of its own; leave this option out")
-    ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
-    return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
+    ours = [override for key, override in given.items() if key.split(".")[0] in own or key == BOTH]
+    return ours, [override for key, override in given.items() if key == BOTH or override not in ours]
 
 
 @contextmanager
-def explained(words: Sequence[str]) -> Iterator[None]:
-    """Raise InputError if one of ``words`` names an option or a choice that there is not."""
+def explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Raise InputError if one of ``overrides`` names an option or a choice that there is not."""
     try:
         yield
     except Exception as error:
-        sentence = explain(error, words)
+        sentence = explain(error, overrides)
         if sentence is None:
             raise
         raise InputError(sentence) from error
 
 
-def check_names(words: Sequence[str]) -> None:
-    """Raise InputError if one of ``words`` is mistyped: at once, since this imports nothing slow."""
-    with explained(words):
-        hydra.compose("train", list(words))
+def check_names(overrides: Sequence[str]) -> None:
+    """Raise InputError if one of ``overrides`` is mistyped: at once, since this imports nothing slow."""
+    with explained(overrides):
+        hydra.compose("train", list(overrides))
 
 
-def first_run(words: Sequence[str]) -> DictConfig:
-    """Return the configuration of a run of ``words``, with every value checked."""
+def first_run(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of a run of ``overrides``, with every value checked."""
     from mtl.config.check import check
     from mtl.config.patterns import with_columns
 
-    with explained(words):
-        cfg = composed(words)
+    with explained(overrides):
+        cfg = composed(overrides)
     cfg.label, cfg.paths.run_dir = "trial", "."
     check(cfg)
     with_columns(cfg)
@@ -71,19 +74,19 @@ def first_run(words: Sequence[str]) -> DictConfig:
 
 
 def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Sequence[str] | None = None) -> None:
-    """Show the help of ``conf/FILE``, or call ``run`` with the words of the command line, with Hydra set up."""
+    """Show the help of ``conf/FILE``, or call ``run`` with the overrides of the command line, with Hydra set up."""
     name, line = Path(file).stem, Line()
 
     def sentence(error: BaseException) -> str | None:
         if isinstance(error, ModuleNotFoundError) and error.name in ("optuna", "sqlalchemy"):
             return f"mtl {name} needs the package {error.name}: pip install -e '.[tune]'"
-        return explain(error, line.words)
+        return explain(error, line.overrides)
 
     with as_one_message(sentence):
         line = read_line(sys.argv[1:] if arguments is None else arguments, name)
         if line.help:
-            return print_help(usage, CONF / file, line.words)
-        # As a word, since the storage of a study keeps the words of its runs
-        searched = [f"{BOTH}={hydra_text(list(line.searched))}"] if line.searched else []
+            return print_help(usage, CONF / file, line.overrides)
+        # As an override, since the storage of a study keeps the overrides of its runs
+        searched = [f"{BOTH}={write_value(list(line.searched))}"] if line.searched else []
         with opened():
-            run([*line.words, *searched])
+            run([*line.overrides, *searched])

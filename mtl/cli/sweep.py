@@ -15,6 +15,8 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from mtl.overrides import key_of
+
 log = logging.getLogger("mtl")
 
 
@@ -36,9 +38,9 @@ class SweepTable(Callback):
         atexit.register(self.stopped, config)
         running = GlobalHydra.instance().hydra
         parser = OverridesParser.create(running.config_loader if running else None)  # which finds those of glob(*)
-        words = parser.parse_overrides(list(config.hydra.overrides.task))
-        swept = [word for word in words if word.is_discrete_sweep()]
-        self.varied = {word.get_key_element(): len(list(word.sweep_string_iterator())) for word in swept}
+        overrides = parser.parse_overrides(list(config.hydra.overrides.task))
+        swept = [override for override in overrides if override.is_discrete_sweep()]
+        self.varied = {override.get_key_element(): len(list(override.sweep_string_iterator())) for override in swept}
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
@@ -48,13 +50,13 @@ class SweepTable(Callback):
             for handler in logging.getLogger().handlers:  # Hydra makes new ones for each job
                 if isinstance(handler, ConsoleHandler):
                     handler.addFilter(self._is_new)
-            words, of, done = list(config.hydra.overrides.task), "", config.hydra.job.num
+            overrides, of, done = list(config.hydra.overrides.task), "", config.hydra.job.num
             if self.varied is not None:
-                words = [word for word in words if word.partition("=")[0] in self.varied]
+                overrides = [override for override in overrides if key_of(override) in self.varied]
                 jobs = math.prod(self.varied.values())
                 left = (time.monotonic() - self.began) * (jobs - done) / max(done, 1)
                 of = f" of {jobs}" + (f", about {duration(left)} left" if done else "")
-            log.info("job %d%s: %s", done + 1, of, " ".join(words))
+            log.info("job %d%s: %s", done + 1, of, " ".join(overrides))
 
     def _is_new(self, record: logging.LogRecord) -> bool:
         """Say whether no earlier job has said the same: what the columns are taken for, say, is shown once."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -26,6 +25,7 @@ from mtl.cli.compose import CONF, choices_of, composed, installed_data, opened, 
 from mtl.cli.explain import explain
 from mtl.cli.help import print_help
 from mtl.cli.line import read_line
+from mtl.overrides import key_of, value_of
 from mtl.runs import commands
 from mtl.runs.commands import Line
 
@@ -44,61 +44,61 @@ so for each combination of values.
 
 @dataclass(frozen=True)
 class Source:
-    """The checkpoint that a command line starts from, read only once, and the words that come from its run."""
+    """The checkpoint that a command line starts from, read only once, and the overrides that come from its run."""
 
     checkpoint: Any = None
-    words: Sequence[str] = ()
+    overrides: Sequence[str] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program with the words of the command line; print every error as one message."""
+    """Run the program with the overrides of the command line; print every error as one message."""
     line, source = Line(), Source()
     with errors.as_one_message(lambda error: sentence_for(error, line, source)):
         line = read_line(sys.argv[1:] if arguments is None else arguments)
         if line.help:
             usage = USAGE.format(program=" ".join(commands.program()))
-            return print_help(usage, CONF / "train.yaml", line.words)
+            return print_help(usage, CONF / "train.yaml", line.overrides)
         if not resolvers.RANK.isdecimal():
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         if not line.multirun:
-            source = read_start(line.words)
-        elif own := [word for word in line.words if commands.key_of(word) == "paths.run_dir"]:
+            source = read_start(line.overrides)
+        elif own := [override for override in line.overrides if key_of(override) == "paths.run_dir"]:
             sys.exit(f"error: {own[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all")
-        words, job = [*source.words, *line.words], partial(task, line, source)
+        overrides, job = [*source.overrides, *line.overrides], partial(task, line, source)
         with opened(line.searched) as hydra:
             if line.cfg:
-                return hydra.show_cfg("train", words, line.cfg, line.package, line.resolve)
+                return hydra.show_cfg("train", overrides, line.cfg, line.package, line.resolve)
             commands.LINE = line
             if line.multirun:
-                hydra.multirun("train", job, [*words, "hydra.mode=MULTIRUN"])
+                hydra.multirun("train", job, [*overrides, "hydra.mode=MULTIRUN"])
             else:
-                hydra.run("train", job, words)
+                hydra.run("train", job, overrides)
 
 
 def read_start(given: Sequence[str]) -> Source:
-    """Read the checkpoint that the words ``given`` start from, and the words of its run that Hydra needs as well."""
-    named = {key: word for word in given if (key := commands.key_of(word)) in ("ckpt", "evaluate")}
+    """Read the checkpoint that the overrides ``given`` start from, and those of its run that Hydra needs as well."""
+    named = {key: override for override in given if (key := key_of(override)) in ("ckpt", "evaluate")}
     if len(named) != 1:
         return Source()
-    [(option, word)] = named.items()
+    [(option, override)] = named.items()
     try:
-        path = OverridesParser.create().parse_override(word).value()
+        path = value_of(override)
     except HydraException:  # reported when Hydra reads it
         return Source()
     if not isinstance(path, str):
         return Source()
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
-    from mtl.config.resume import chosen_words, without_own_data
+    from mtl.config.resume import group_overrides, without_own_data
     from mtl.files.records import COMMAND, read_json
 
     checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
     folder = resolvers.run_folder(str(checkpoint.path))
     in_memory = option == "ckpt" and folder and read_json(folder / COMMAND).get("rows")
     python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
-    require(not in_memory, f"{word}: this run has its rows from Python; {python}")
+    require(not in_memory, f"{override}: this run has its rows from Python; {python}")
     without_own_data(checkpoint, installed_data())
-    return Source(checkpoint, chosen_words(checkpoint, given))
+    return Source(checkpoint, group_overrides(checkpoint, given))
 
 
 def task(line: Line, source: Source, cfg: DictConfig) -> float | None:
@@ -134,11 +134,13 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
     make_lasting()
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
-    words = list(hydra_cfg.overrides.task[len(source.words) :])
-    local = [word for word in words if not is_harmless(word) and commands.key_of(word) not in ("ckpt", "evaluate")]
+    overrides = list(hydra_cfg.overrides.task[len(source.overrides) :])
+    local = [
+        override for override in overrides if not is_harmless(override) and key_of(override) not in ("ckpt", "evaluate")
+    ]
     commands.LINE = replace(line, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
-    if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == words:
+    if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == overrides:
         last = folder / CHECKPOINTS / "last.ckpt"
         if results := finished_results(folder):
             log.info("%s has finished before", folder)
@@ -153,23 +155,23 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
         if resolvers.is_first() and not same_folder:
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
-            write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
+            write_json(folder / COMMAND, {"overrides": overrides, "choices": choices, "seed": seed})
         each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
         why_one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
-        keys = set(map(commands.key_of, words))
+        keys = set(map(key_of, overrides))
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
-            check(cfg, words)
-            return run(recorded(cfg, hydra_cfg, words), why_one_process=why_one_process)
+            check(cfg, overrides)
+            return run(recorded(cfg, hydra_cfg, overrides), why_one_process=why_one_process)
         checkpoint = source.checkpoint
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
         trust = [*(cfg.trust or []), *classes_in(line.folders())]
-        cfg = resumed_config(checkpoint, words, composed, trust, evaluate)
+        cfg = resumed_config(checkpoint, overrides, composed, trust, evaluate)
         cfg.ckpt = ckpt
-        check(cfg, words)
+        check(cfg, overrides)
         return run(cfg, checkpoint, why_one_process)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs
@@ -183,9 +185,9 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
 
 
 def sentence_for(error: BaseException, line: Line, source: Source) -> str | None:
-    """Explain which word of the command line caused ``error``; None if it has another cause."""
+    """Explain which override of the command line caused ``error``; None if it has another cause."""
     missing = re.sub("/(?=[^/]*$)", "=", str(getattr(error, "missing_cfg_file", "")))
-    if isinstance(error, MissingConfigException) and missing in source.words:
+    if isinstance(error, MissingConfigException) and missing in source.overrides:
         file = f"{error.missing_cfg_file}.yaml"
         return f"the checkpoint has {missing}, a file of your own: add --config-dir FOLDER, which holds {file}"
-    return explain(error, line.words)
+    return explain(error, line.overrides)

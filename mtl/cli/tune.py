@@ -15,19 +15,19 @@ from omegaconf import OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli.compose import CONF
-from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_words, start
-from mtl.runs.commands import key_of
+from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_overrides, start
+from mtl.overrides import key_of
 from mtl.tune.definition import read
 from mtl.tune.process import prepare
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler", "pruner", "study"]
 
 
-def run(words: Sequence[str]) -> None:
+def run(overrides: Sequence[str]) -> None:
     """Compose and check the study, then show it or work on it."""
-    study, others = split_words(words, OWN)
-    special = {key: word.partition("=")[2] for word in others if (key := key_of(word)) in ("gate", "show")}
-    others = [word for word in others if key_of(word) not in special]
+    study, others = split_overrides(overrides, OWN)
+    special = {key: override.partition("=")[2] for override in others if (key := key_of(override)) in ("gate", "show")}
+    others = [override for override in others if key_of(override) not in special]
     if "study" not in map(key_of, study):
         names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))
         raise InputError(f"give a study, as in study=comet_movielens; there are {names}")
@@ -35,7 +35,7 @@ def run(words: Sequence[str]) -> None:
     name = cfg.hydra.runtime.choices.study
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     gates = [gate for gate in special.get("gate", "").split(",") if gate]
-    check_names(read(cfg, name, gates, others)[0].words)
+    check_names(read(cfg, name, gates, others)[0].overrides)
     if "show" not in special:
         prepare()
     from mtl.tune.command import tune  # imports slow packages, as runs do

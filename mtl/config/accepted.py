@@ -37,7 +37,7 @@ TOP: dict[str, Any] = {
     "evaluate": Name | None,
     "start_from": Name | None,
     "trust": list[Name] | None,
-    "words": list[Name],
+    "overrides": list[Name],
     "changed_data": Literal["refuse", "accept"],
     "choices": Mapping[str, Any],
     "threads": Annotated[int, Field(ge=1, le=1024)] | None,

@@ -195,7 +195,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     plugins: list[Any] = [CheckpointIO(checkpoint)]
     options: dict[str, Any] = {}
-    if _is_sharded(cfg) and _is_double(cfg):  # Lightning refuses the word, but not what it stands for
+    if _is_sharded(cfg) and _is_double(cfg):  # Lightning refuses the override, but not what it stands for
         plugins, options = [*plugins, DoublePrecision()], {"precision": None}
     trainer: Trainer = _built(
         cfg,

@@ -25,7 +25,7 @@ from mtl.checks import InputError, first_line, format_value, in_one_line, join_n
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import Positive, UnbuiltObject, adapter, options_of, sentences
-from mtl.runs.commands import key_of
+from mtl.overrides import key_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 # Arguments that the program supplies where the section leaves them out
@@ -37,14 +37,14 @@ REFERRED = re.compile(r"\$\{(?:oc\.select:)?\.*([\w.]+)(?![\w.]*:)")  # the begi
 Path = tuple[Any, ...]  # keys from the root: names, and indices of lists
 
 
-def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
+def check(cfg: DictConfig, overrides: Sequence[str] = ()) -> None:
     """Raise InputError, with one sentence for each of the first few problems, if a value of ``cfg`` is wrong.
 
-    ``words``: the words of the command line; an option that they add must be read somewhere. Classes named by
+    ``overrides``: the overrides of the command line; an option that they add must be read somewhere. Classes named by
     ``_target_`` are imported. Nothing is built, and no file is read.
     """
     found: dict[str, str] = {}
-    for problem in _Check(cfg).problems(words):
+    for problem in _Check(cfg).problems(overrides):
         found.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
     if found:
         raise InputError(in_one_line([*found.values()]))
@@ -66,7 +66,7 @@ class _Check:
             again = isinstance(value, str) and "${" in value  # would be resolved once more
             require(not again, f"{_dotted(path)}={format_value(value)}: write $\\{{ for ${{ that is text")
 
-    def problems(self, words: Sequence[str]) -> Iterator[str]:
+    def problems(self, overrides: Sequence[str]) -> Iterator[str]:
         """Yield a sentence for each problem."""
         references = {
             name for _, value in _nodes(self.raw) if isinstance(value, str) for name in REFERRED.findall(value)
@@ -88,7 +88,7 @@ class _Check:
             if name not in self.values:
                 yield f"{name}: this section is missing; choose one with {name}=NAME"
         yield from _too_many_processes(self.values.get("trainer"))
-        yield from self._unread(words, references)
+        yield from self._unread(overrides, references)
 
     def unfit(self, annotation: Any, path: Path, value: Any) -> Iterator[str]:
         """Yield a sentence for each way in which the ``value`` at ``path`` does not fit ``annotation``."""
@@ -166,16 +166,16 @@ class _Check:
             if near := suggestion(name, read, "recipe.", 0.8):
                 yield f"recipe.{name}: nothing refers to it{near}"
 
-    def _unread(self, words: Sequence[str], references: set[str]) -> Iterator[str]:
-        """Yield a sentence for each option that a word such as ``+recipe.more=1`` adds and that nothing reads.
+    def _unread(self, overrides: Sequence[str], references: set[str]) -> Iterator[str]:
+        """Yield a sentence for each option that an override such as ``+recipe.more=1`` adds and that nothing reads.
 
         Options of objects are checked elsewhere, and null is always allowed.
         """
-        for word in words:
-            key = key_of(word)
+        for override in overrides:
+            key = key_of(override)
             names = tuple(key.split("."))
             along = [value for path, value in _nodes(self.raw) if path == names[: len(path)]]
-            added = word.startswith("+") and len(along) == len(names) + 1 and along[-1] is not None
+            added = override.startswith("+") and len(along) == len(names) + 1 and along[-1] is not None
             described = any(isinstance(value, dict) and "_target_" in value for value in along)
             read = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in references)
             if added and not (described or read or names[0] in TOP.keys() - {"paths"}) and len(names) > 1:

@@ -27,7 +27,7 @@ from mtl.checks import InputError, first_line, require
 from mtl.config.patterns import with_columns
 from mtl.files.records import flatten
 from mtl.options import Members, valid
-from mtl.runs.commands import key_of
+from mtl.overrides import key_of, value_of
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
@@ -49,19 +49,19 @@ NAMES = (
     *("precision", "shape", "target"),
 )
 MISSING: Any = object()
-TEXTS = ("label", "start_from")  # options whose text is free; other words without a dot choose from a config group
+TEXTS = ("label", "start_from")  # options whose text is free; other overrides without a dot choose from a config group
 
 
-def is_harmless(word: str) -> bool:
-    """Return whether a run may take ``word``, as in ``gate.k=4``, from a checkpoint.
+def is_harmless(override: str) -> bool:
+    """Return whether a run may take ``override``, as in ``gate.k=4``, from a checkpoint.
 
     Choices of config groups by plain names are harmless. So are values that name no class, no location of data, and no
-    file or server of callbacks, loggers and trainer. Other words are not stored; the commands that messages print
+    file or server of callbacks, loggers and trainer. Other overrides are not stored; the commands that messages print
     repeat them.
     """
     try:
-        override = OverridesParser.create().parse_override(word)
-        key, value = override.key_or_group, override.value()
+        parsed = OverridesParser.create().parse_override(override)
+        key, value = parsed.key_or_group, parsed.value()
     except (HydraException, ValueError):
         return False
     section, _, option = key.partition(".")
@@ -96,30 +96,32 @@ def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def stored_words(checkpoint: Checkpoint) -> list[str]:
-    """Return the words of the run of ``checkpoint``. Raises InputError for a word that this program never stores."""
-    words = valid(list[Any] | None, checkpoint["config"].get("words"), f"checkpoint {checkpoint.path}: words") or []
-    harmful = [word for word in words if not isinstance(word, str) or not is_harmless(word)]
+def stored_overrides(checkpoint: Checkpoint) -> list[str]:
+    """Return the overrides of the run of ``checkpoint``. Raises InputError for one that this program never stores."""
+    overrides = (
+        valid(list[Any] | None, checkpoint["config"].get("overrides"), f"checkpoint {checkpoint.path}: overrides") or []
+    )
+    harmful = [override for override in overrides if not isinstance(override, str) or not is_harmless(override)]
     require(
         not harmful,
-        f"checkpoint {checkpoint.path} holds the word {str(harmful[:1])[1:81]}, which could name a class, a file or a "
-        "server; this program stores no such words, so another one wrote it",
+        f"checkpoint {checkpoint.path} holds the override {str(harmful[:1])[1:81]}, which could name a class, a file "
+        "or a server; this program stores no such overrides, so another one wrote it",
     )
-    return list(words)
+    return list(overrides)
 
 
-def chosen_words(checkpoint: Checkpoint, given: Sequence[str] = ()) -> list[str]:
-    """Return the words of the run of ``checkpoint`` that choose from config groups, set top-level options, or delete.
+def group_overrides(checkpoint: Checkpoint, given: Sequence[str] = ()) -> list[str]:
+    """Return those overrides of the run of ``checkpoint`` that choose from groups, set top-level options, or delete.
 
-    Those that words ``given`` on the command line replace are left out.
+    Those that overrides ``given`` on the command line replace are left out.
     """
     keys = set(map(key_of, given))
-    words = [word for word in stored_words(checkpoint) if key_of(word) not in keys]
-    return [word for word in words if word.startswith("~") or _is_top(key_of(word))]
+    overrides = [override for override in stored_overrides(checkpoint) if key_of(override) not in keys]
+    return [override for override in overrides if override.startswith("~") or _is_top(key_of(override))]
 
 
 def without_own_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> None:
-    """Replace the word of the run of ``checkpoint`` that names a YAML file of the user's own for the data.
+    """Replace the override of the run of ``checkpoint`` that names a YAML file of the user's own for the data.
 
     It then names the file of ``conf/`` with the same class: ``installed`` has their names by class. The checkpoint has
     the values of all options, so the user's file is not needed. For a class of the user's own, nothing changes.
@@ -128,38 +130,44 @@ def without_own_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> No
     name = installed.get(str(data.get("_target_"))) if isinstance(data, Mapping) else None
     if name is not None:
         known = {f"data={other}" for other in installed.values()}
-        own = [word for word in stored_words(checkpoint) if key_of(word) == "data" and word not in known]
-        words = checkpoint["config"].get("words") or []
-        checkpoint["config"]["words"] = [f"data={name}" if word in own else word for word in words]
+        own = [
+            override
+            for override in stored_overrides(checkpoint)
+            if key_of(override) == "data" and override not in known
+        ]
+        overrides = checkpoint["config"].get("overrides") or []
+        checkpoint["config"]["overrides"] = [f"data={name}" if override in own else override for override in overrides]
 
 
 def resumed_config(
     checkpoint: Checkpoint,
-    words: Sequence[str],
+    overrides: Sequence[str],
     compose: Composer,
     trust: Sequence[str] = (),
     evaluate: bool = False,
     options: Iterable[str] = (),
 ) -> DictConfig:
-    """Return the configuration of a run of ``words`` that starts from ``checkpoint``.
+    """Return the configuration of a run of ``overrides`` that starts from ``checkpoint``.
 
-    ``compose(words)`` returns the configuration of the installed ``conf/``; it sets further ``options`` itself.
+    ``compose(overrides)`` returns the configuration of the installed ``conf/``; it sets further ``options`` itself.
     ``evaluate``: the run only tests. Raises InputError if network, gate, data or (unless ``evaluate``) optimizer differ
     from the checkpoint's, or if the checkpoint names classes that are not trusted.
     """
-    saved, base = checkpoint.config(trust), chosen_words(checkpoint)
-    given = {*(option for word in words for option in _set_by(word)), *options}
+    saved, base = checkpoint.config(trust), group_overrides(checkpoint)
+    given = {*(option for override in overrides for option in _set_by(override)), *options}
     if evaluate and "data.test_path" in given:  # which has the rows; the options split the training's file
         given |= {"data.split.by", "data.split.column", "data.split.gap"}
     tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
     containers = list[Any]()
-    for composed in (compose(base), compose([*chosen_words(checkpoint, words), *words])):
+    for composed in (compose(base), compose([*group_overrides(checkpoint, overrides), *overrides])):
         with_columns(composed, tasks)
         containers.append(OmegaConf.to_container(composed, resolve=False))
     before, now = containers
     cfg, resolved = _merged(now, before, saved, given)
-    cfg.words = [word for word in stored_words(checkpoint) if key_of(word) not in set(map(key_of, words))]
-    cfg.words += [word for word in words if is_harmless(word)]
+    cfg.overrides = [
+        override for override in stored_overrides(checkpoint) if key_of(override) not in set(map(key_of, overrides))
+    ]
+    cfg.overrides += [override for override in overrides if is_harmless(override)]
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (TRAINED_SECTIONS, FILES)
     if wrong := _differences(saved, resolved, sections, free):
         advice = "Leave these options out to use the checkpoint's, or start a new run"
@@ -171,23 +179,23 @@ def resumed_config(
 
 
 def _is_top(key: str) -> bool:
-    """Return whether a word with this key chooses from a config group or sets an option outside of all sections."""
+    """Return whether an override with this key chooses from a config group or sets an option outside the sections."""
     return "." not in key.partition("@")[0]
 
 
-def _set_by(word: str) -> Iterable[str]:
-    """Return the options in sections that ``word`` sets: of a dict those in it, but in ``data``, as tasks, all."""
-    key, value = key_of(word), OverridesParser.create().parse_override(word).value()
+def _set_by(override: str) -> Iterable[str]:
+    """Return the options in sections that ``override`` sets: of a dict those in it, but in ``data``, as tasks, all."""
+    key, value = key_of(override), value_of(override)
     if _is_top(key) or (key, value) == ("network.config", None):  # the checkpoint describes the whole encoder
         return ()
     return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else (key,)
 
 
 def _merged(now: Any, before: Any, saved: Mapping[str, Any], given: Iterable[str] = ()) -> tuple[DictConfig, Any]:
-    """Return the configuration composed with (``now``) and without (``before``) the words of the command line.
+    """Return the configuration composed with (``now``) and without (``before``) the overrides of the command line.
 
-    Values are those of ``saved`` where these words change nothing; ``given`` are the options that they set. The second
-    value has all references resolved.
+    Values are those of ``saved`` where these overrides change nothing; ``given`` are the options that they set. The
+    second value has all references resolved.
     """
     fixed = tuple(f"{option}." for option in given)
 
@@ -200,7 +208,7 @@ def _merged(now: Any, before: Any, saved: Mapping[str, Any], given: Iterable[str
 
     def merge(key: str, now: Any, before: Any, saved: Any) -> Any:
         section, name = key.partition(".")[0], key.rpartition(".")[2]
-        if section in (*LOCAL, "choices", "words") or _is_place(key) or f"{key}.".startswith(fixed):
+        if section in (*LOCAL, "choices", "overrides") or _is_place(key) or f"{key}.".startswith(fixed):
             return now
         if isinstance(now, dict) and isinstance(saved, dict):
             nodes = (now, before if isinstance(before, dict) else {}, saved)

@@ -23,7 +23,7 @@ CHOICES = ("data", "network", "gate", "weighting")
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that TensorBoard compares: the main choices, the seed and those that were given."""
     choices, values = config.get("choices") or {}, flatten(config)
-    given = [word.lstrip("+~").partition("=") for word in config.get("words") or ()]
+    given = [override.lstrip("+~").partition("=") for override in config.get("overrides") or ()]
     options = {name: choices.get(name) for name in CHOICES} | {"seed": values.get("seed")}
     options |= {name: values.get(name, text) for name, _, text in given if name not in options}
     return {name: value if isinstance(value, int | float) else str(value) for name, value in options.items()}

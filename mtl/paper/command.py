@@ -22,7 +22,7 @@ from mtl.tune.command import best_trials, checked, run_trials, say, working
 from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
 from mtl.tune.queue import study_of
-from mtl.tune.space import words
+from mtl.tune.space import write_overrides
 from mtl.tune.trials import read_trials
 
 # Options of mtl reproduce and mtl train, or prefixes of them, that do not change the results of a run
@@ -44,9 +44,10 @@ def reproduce(
 ) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
-    ``name``: the name of the file in ``conf/paper``. ``options``: options of mtl train for all runs. ``compose(words)``
-    returns the checked configuration of a run. ``program``: see ``Launcher``. ``own``: the other
-    words of the command line, whose values are in ``cfg``; the report names the words that change the file's runs.
+    ``name``: the name of the file in ``conf/paper``. ``options``: options of mtl train for all runs.
+    ``compose(overrides)`` returns the checked configuration of a run. ``program``: see ``Launcher``. ``own``: the other
+    overrides of the command line, whose values are in ``cfg``; the report names the overrides that change the file's
+    runs.
     """
     paper = read(cfg, name, options)
     if cfg.judge:
@@ -77,7 +78,7 @@ def reproduce(
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
         }
     say("writing the report")
-    changed = [word for word in (*own, *options) if not word.startswith(WITHOUT_EFFECT)]
+    changed = [override for override in (*own, *options) if not override.startswith(WITHOUT_EFFECT)]
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
 
@@ -111,15 +112,17 @@ class _Worker:
         run_trials(studies, count, self.cfg, self.storage, self.launch, later)
 
     def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:
-        """Return the study of a row's search, or of its runs with the words that the search has chosen."""
+        """Return the study of a row's search, or of its runs with the overrides that the search has chosen."""
         if search:
             return self.paper.definition(group, gate, chosen=None)
         return self.paper.definition(group, gate, *choice(self.paper, group, gate, self.storage, self.launch.folder))
 
     def _rank(self, found: Definition, count: int, first: DictConfig) -> None:
         """Write the importance of neurons, if missing, of each dense run that ``count`` trials split into experts."""
-        words = [word for number in range(count) for word in self.launch.words(found, number)]
-        for file in {Path(word.partition("=")[2].strip("'")) for word in words if word.startswith(IMPORTANCE)}:
+        overrides = [override for number in range(count) for override in self.launch.overrides(found, number)]
+        for file in {
+            Path(override.partition("=")[2].strip("'")) for override in overrides if override.startswith(IMPORTANCE)
+        }:
             if (file.parent / RESULTS).exists() and not file.exists():
                 from mtl.use.neurons import write_importance  # takes seconds, and few tables need it
 
@@ -128,7 +131,7 @@ class _Worker:
 
 
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: Path) -> tuple[list[str], int]:
-    """Return the words of the search's best trial, and its number; ([], 0) without a search.
+    """Return the overrides of the search's best trial, and its number; ([], 0) without a search.
 
     Trials within the gate's limit come before those beyond it.
     """
@@ -142,7 +145,7 @@ def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: 
 
     study = study_of(definition.name, storage)
     best = sorted(best_trials(study) if study else [], key=beyond)[:1]
-    return (words(best[0].params), best[0].number) if best else ([], 0)
+    return (write_overrides(best[0].params), best[0].number) if best else ([], 0)
 
 
 def searches_of(paper: Paper, group: Part, storage: BaseStorage, folder: Path) -> Trials | None:

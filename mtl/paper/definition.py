@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field
 
 from mtl.checks import require
 from mtl.options import InnerShare, Long, LongOrZero, Name, Positive, StrictModel, valid
-from mtl.runs.commands import key_of
-from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, last_words
+from mtl.overrides import key_of, last_of_each
+from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched
 
 NAMES = {  # names, as in the papers, for parts whose file gives none
     "comet": "COMET",
@@ -82,13 +82,13 @@ def repeated(claims: Any) -> Any:
         rest = {name: value for name, value in claim.items() if name != f"{kind}s"}
         if not isinstance(places := claim[f"{kind}s"], dict):
             raise ValueError(f"{kind}s of a claim must be as {{{kind.upper()}: WORDS}}")
-        for key, words in places.items():
-            found.append(rest | {kind: key, "text": str(rest.get("text")).replace("{}", str(words))})
+        for key, replacement in places.items():
+            found.append(rest | {kind: key, "text": str(rest.get("text")).replace("{}", str(replacement))})
     return found
 
 
 class Scale(StrictModel):
-    """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``.
+    """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with overrides ``search``.
 
     With ``best`` instead of ``seeds``, the tables show the best trials of the search: ``best`` is a number or a share.
     ``hours``: how long all runs take on two CPU cores, as measured by ``benchmarks/paper_hours.py``.
@@ -178,11 +178,11 @@ class File(Searches):
 
 @dataclass(frozen=True)
 class Part:
-    """A group or a gate: its key in the file, its name for the reader, its words and its space."""
+    """A group or a gate: its key in the file, its name for the reader, its overrides and its space."""
 
     key: str
     name: str
-    words: list[str]
+    overrides: list[str]
     space: Space = field(default_factory=dict)
     limit: Mapping[str, float] = field(default_factory=dict)
     gates: Sequence[str] | None = None
@@ -196,7 +196,7 @@ Pair = tuple[Part, Part]  # group and gate
 class Paper:
     """A table or figure at one scale, with the requested ``groups`` and ``gates``.
 
-    ``words``: options of mtl train that the command line adds to all runs.
+    ``overrides``: options of mtl train that the command line adds to all runs.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Paper:
     scale: Scale
     groups: list[Part]
     gates: list[Part]
-    words: list[str]
+    overrides: list[str]
     known: Mapping[Key, Pair] = field(default_factory=dict)  # all rows of the file, by their keys
     left_out: Collection[Key] = ()  # rows that are not requested although their group and their gate are
 
@@ -233,12 +233,12 @@ class Paper:
         return replace(self, left_out=sources.keys() - kept)
 
     def sources(self, group: Part, gate: Part) -> dict[str, Key]:
-        """Return the key of each row that the words of this row refer to, by the text of the reference."""
+        """Return the key of each row that the overrides of this row refer to, by the text of the reference."""
         found = {}
-        for word in self.definition(group, gate, chosen=[]).words:
-            for match in REFERENCE.finditer(word):
+        for override in self.definition(group, gate, chosen=[]).overrides:
+            for match in REFERENCE.finditer(override):
                 key = found[match[0]] = match[1] or group.key, match[2] or gate.key
-                require(key in self.known, f"{word}: {self.name} has no gate {key[1]} in a group {key[0]}")
+                require(key in self.known, f"{override}: {self.name} has no gate {key[1]} in a group {key[0]}")
         return found
 
     def waves(self) -> list[list[Pair]]:
@@ -288,18 +288,18 @@ class Paper:
     def definition(self, group: Part, gate: Part, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
         """Return the study of a gate in a group: the search if ``chosen`` is None, otherwise the runs.
 
-        ``chosen``: the words that the search has chosen; ``trial``: the number of the trial with these words.
+        ``chosen``: the overrides that the search has chosen; ``trial``: the number of the trial with these overrides.
         """
         label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(group, gate)
-        check_unsearched(self.words, space, self.name)
+        check_unsearched(self.overrides, space, self.name)
         if chosen is None:
             label, further = f"{label}/search", self.scale.search
         elif chosen:
             label = f"{label}/trial_{trial}"
-        words, file = last_words([*group.words, *gate.words, *further, *self.words]), self.file
+        overrides, file = last_of_each([*group.overrides, *gate.overrides, *further, *self.overrides]), self.file
         space = space if chosen is None else {}
         name = f"{self.name}/{file.scale}/{label}"
-        return Definition(name, label, words, space, file.sampler, file.pruner, file.seed)
+        return Definition(name, label, overrides, space, file.sampler, file.pruner, file.seed)
 
     def space_of(self, group: Part, gate: Part) -> Space:
         """Return the space that is searched for a row before its runs; {} if there is no search.
@@ -308,16 +308,16 @@ class Paper:
         """
         if not self.scale.n_trials:
             return {}
-        fixed = {key_of(word) for word in self.scale.fixed}
+        fixed = {key_of(override) for override in self.scale.fixed}
         space = self.file.space | group.space | gate.space
         return {key: values for key, values in space.items() if key not in fixed}
 
 
-def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
+def read(cfg: DictConfig, name: str, overrides: Sequence[str]) -> Paper:
     """Return the table or figure that ``cfg``, the composed ``conf/reproduce.yaml``, asks for.
 
-    ``name``: the name of the file in ``conf/paper``. ``words``: options of mtl train for all runs, which replace the
-    file's. Raises InputError for a wrong option.
+    ``name``: the name of the file in ``conf/paper``. ``overrides``: options of mtl train for all runs, which replace
+    the file's. Raises InputError for a wrong option.
     """
     file: File = valid(File, OmegaConf.to_container(cfg, resolve=True), "")
     small = {
@@ -329,7 +329,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     }
     scales = {**file.scales, SMOKE: file.scales["laptop"].model_copy(update=small)}
     require(file.scale in scales, f"scale={file.scale}: {name} has {', '.join(scales)}")
-    words = [*(THREE_BATCHES if file.scale == SMOKE else ()), *words]
+    overrides = [*(THREE_BATCHES if file.scale == SMOKE else ()), *overrides]
     tables: Mapping[str, object] = {**file.groups, **file.tables}
     used: list[tuple[str, str, Mapping[str, object]]] = [("claims", claim.group, tables) for claim in file.claims]
     used += [("claims", gate, file.gates) for claim in file.claims for gate in (claim.gate, *claim.than)]
@@ -344,7 +344,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     used += [("baseline", file.baseline, file.gates)] if file.baseline else []
     for where, key, known in used:
         require(key in known, f"{where}: {key} is none of {', '.join(known)}")
-    only = [word for word in (file.only or "").split(",") if word]
+    only = [name for name in (file.only or "").split(",") if name]
     unknown = set(only) - {*file.groups, *file.gates}
     have = f"the groups {', '.join(file.groups)}; gates {', '.join(file.gates)}"
     require(not unknown, f"only={file.only}: {name} has {have}")
@@ -355,9 +355,9 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         for key, part in file.groups.items()
     }
     gates = {
-        key: Part(key, name_of(key, part), words, part.space, part.limit)
+        key: Part(key, name_of(key, part), overrides, part.space, part.limit)
         for key, part in file.gates.items()
-        for words in [[f"gate={key}"] if part.fixed is None else part.fixed]
+        for overrides in [[f"gate={key}"] if part.fixed is None else part.fixed]
     }
     rows = {
         (group.key, gate.key): (group, gate)
@@ -366,7 +366,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         if group.gates is None or gate.key in group.gates
     }
     require((scale.seeds is None) != (scale.best is None), f"scales.{file.scale}: must have either seeds or best")
-    found = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(words), rows)
+    found = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(overrides), rows)
     unsearched = [gate.key for group, gate in found.pairs() if scale.best and not found.space_of(group, gate)]
     require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
     return found.fewest() if file.scale == SMOKE else found

@@ -32,14 +32,14 @@ from mtl.report.trials import SHARE, Trials, best_trials, section_of_trials
 from mtl.tune.launch import run_folder
 
 BINARY = "test/binary_selectors"  # a column of the table of runs
-CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search chose; words that replace the file's
+CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search chose; overrides that replace the file's
 # Columns of the CSV besides those of the tables and claims; the numbers among them belong to the costs
 KEPT = ("group", "setting", "run", "state", "reason", *SEEDS, "overlap", CHOSEN, OVERRIDES, BINARY, *COSTS)
 RULES = "rules.md"  # beside the pages of benchmarks/accuracy
 _DECISIVE = (Verdict.CONTRADICTED, Verdict.HOLDS, Verdict.UNDECIDED)  # the order of the rows
 HEADER = ("claim", "verdict", "gain in our runs, % [95 % interval]")
 _PICTURE = re.compile(r"^!\[(.*)\]\(.*\)\n?", re.MULTILINE)
-# By group and gate: the words that a search chose, and the trial
+# By group and gate: the overrides that a search chose, and the trial
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
 
 
@@ -57,9 +57,9 @@ def write(
 ) -> None:
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
-    ``chosen``: the words chosen by the search for each row of the tables. ``searches``: the trials of each group that
-    has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the runs that have
-    ended stand beside it. ``changed``: words of the command line that replace options of the file.
+    ``chosen``: the overrides chosen by the search for each row of the tables. ``searches``: the trials of each group
+    that has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the runs that have
+    ended stand beside it. ``changed``: overrides of the command line that replace options of the file.
     """
     if best := paper.scale.best:
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
@@ -147,8 +147,8 @@ class Report:
         made.append(f"Settings, claims and published numbers: conf/paper/{key}.yaml")
         verdicts = [each.verdict for each in self.judgements]
         counts = [(each, verdicts.count(each)) for each in _DECISIVE if each in verdicts]
-        words = ", ".join(f"{count} {'hold' if each == 'holds' and count > 1 else each}" for each, count in counts)
-        said = f"**Claims that were run: {words}.** " if counts else ""
+        counted = ", ".join(f"{count} {'hold' if each == 'holds' and count > 1 else each}" for each, count in counts)
+        said = f"**Claims that were run: {counted}.** " if counts else ""
         rules = f"[Rules]({RULES})" if page.with_name(RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
         left = f"Not run: {verdicts.count(Verdict.NOT_RUN)} of {len(verdicts)} claims. {rules}"
         lead = f"{lead}\n\n{said}{left}" if verdicts else lead
@@ -241,9 +241,9 @@ def runs_table(
     """Return the runs of all groups, with their paths below ``folder``; further arguments as for ``write``."""
     tables = []
     for key, runs in groups.items():
-        words = {gate.name: chosen[key, gate.key] for gate in paper.gates if (key, gate.key) in chosen}
+        overrides = {gate.name: chosen[key, gate.key] for gate in paper.gates if (key, gate.key) in chosen}
         texts = {
-            name: f"{' '.join(own)} (trial {number} of the search)" for name, (own, number) in words.items() if own
+            name: f"{' '.join(own)} (trial {number} of the search)" for name, (own, number) in overrides.items() if own
         }
         path = pl.col("run", "reason").str.replace_all(f"{folder.absolute()}/", "", literal=True)
         path = path.str.replace_all(f"{folder}/", "", literal=True)

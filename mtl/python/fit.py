@@ -29,12 +29,13 @@ from mtl.cli.folder import claim, release
 from mtl.cli.run import FromPython, run
 from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
-from mtl.config.words import options_of, plain, with_options, word
 from mtl.files.literals import escaped
 from mtl.files.records import COMMAND, read_json
 from mtl.files.writing import write_json
 from mtl.options import FilePath
 from mtl.options import valid as checked
+from mtl.overrides import to_plain, write_override
+from mtl.python.keywords import options_of, with_options
 from mtl.runs import commands
 from mtl.runs.signals import Stopped, stop_signals
 from mtl.use.frames import to_polars
@@ -75,8 +76,8 @@ def fit(
     ``valid`` and ``test``: rows of their own, or shares of the rows of ``frame``, by default 0.1 each.
 
     ``keywords`` are options of the command line by their last names, such as ``batch_size=256``, ``lr=3e-4``, ``k=4``,
-    ``network="shared_bottom"`` or ``ignore=["id"]``: see ``mtl.config.words.options_of``. ``options`` takes all options
-    by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
+    ``network="shared_bottom"`` or ``ignore=["id"]``: see ``mtl.python.keywords.options_of``. ``options`` takes all
+    options by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
 
     The run writes into ``folder``, which must be new, and at its end ``report.html`` unless ``report=False``; without
     a folder, no file is left. ``resume``: the folder of a run that was stopped or killed, which goes on with the same
@@ -110,7 +111,7 @@ def fit(
     values = with_options(values, options)
     unseen = {} if resume is not None else UNSEEN if folder is None else {"report": True}
     values = unseen | {"callbacks.progress": None} | values
-    values = escaped(plain(values))
+    values = escaped(to_plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
@@ -129,7 +130,7 @@ def fit(
         check(cfg)
         if checkpoint is None:
             choices = OmegaConf.to_container(cfg.choices)
-            record = {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed, "rows": digests}
+            record = {"overrides": list(cfg.overrides), "choices": choices, "seed": cfg.seed, "rows": digests}
             write_json(own / COMMAND, record)
         else:
             cfg.ckpt = str(checkpoint.path)
@@ -151,12 +152,12 @@ def _composed(
 
     Raises InputError for an unknown option, or for one that must not differ from the checkpoint's.
     """
-    chosen = {option: word(option, value, os.path.isdir(CONF / option)) for option, value in values.items()}
-    words = [text for text in chosen.values() if text is not None]
+    chosen = {option: write_override(option, value, os.path.isdir(CONF / option)) for option, value in values.items()}
+    overrides = [text for text in chosen.values() if text is not None]
     unwritten = [option for option, text in chosen.items() if text is None]  # such as names with spaces
 
-    def compose(words: Sequence[str]) -> DictConfig:
-        cfg = composed(words)
+    def compose(overrides: Sequence[str]) -> DictConfig:
+        cfg = composed(overrides)
         for option in unwritten:
             OmegaConf.update(cfg, option, values[option])
         if OmegaConf.is_interpolation(cfg, "label"):
@@ -168,10 +169,10 @@ def _composed(
     with own_hydra([f"file://{Path(config_dir).absolute()}"] if config_dir else []):
         try:
             if checkpoint is None:
-                return compose(words)
-            return resumed_config(checkpoint, words, compose, trust, options=unwritten)
+                return compose(overrides)
+            return resumed_config(checkpoint, overrides, compose, trust, options=unwritten)
         except Exception as error:
-            sentence = explain(error, words)
+            sentence = explain(error, overrides)
             if sentence is None and not isinstance(error, OmegaConfBaseException | InputError | OSError):
                 raise
             raise InputError(sentence or first_line(error)) from None

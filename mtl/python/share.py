@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from mtl.checks import require
 from mtl.cli.compose import CONF
 from mtl.cli.share import OWN, run
-from mtl.config.words import options_of, plain, with_options, word
 from mtl.files.cloud import path_of
 from mtl.files.literals import escaped
 from mtl.files.writing import write_text, writing
 from mtl.options import FilePath, valid
+from mtl.overrides import quote_text, to_plain, write_override
 from mtl.python.fit import Rows, is_path, own_hydra
-from mtl.runs.commands import in_quotes
+from mtl.python.keywords import options_of, with_options
 from mtl.tune.space import derived_seed
 from mtl.use.frames import to_polars
 
@@ -55,21 +55,25 @@ def share(
         "data.path": str(path.absolute()),
     }
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
-    values = escaped(plain(values))
-    words = {option: word(option, value, os.path.isdir(CONF / option)) for option, value in values.items()}
-    odd = {option: values[option] for option, text in words.items() if text is None}  # no word can hold these
+    values = escaped(to_plain(values))
+    overrides = {
+        option: write_override(option, value, os.path.isdir(CONF / option)) for option, value in values.items()
+    }
+    odd = {option: values[option] for option, text in overrides.items() if text is None}  # no override can hold these
     names = f"not possible with these names in {', '.join(odd)}; give its options in options="
     require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")
     with own_hydra():
-        return run([text for text in words.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else []))
+        return run(
+            [text for text in overrides.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else [])
+        )
 
 
 def _as_file(values: Mapping[str, Any], folder: Path) -> list[str]:
-    """Write options that no word can hold, such as tasks with the name "é", to a file; return words that choose it."""
+    """Write options that no override can hold, such as a task named "é", to a file; return overrides that choose it."""
     options = OmegaConf.create()
     for option, value in values.items():
         OmegaConf.update(options, option, value)
     text = f"# @package _global_\n{OmegaConf.to_yaml(options)}"
     name = f"options_{derived_seed(0, text):08x}"  # other options are other runs
     write_text(folder / "experiment" / f"{name}.yaml", text)
-    return [f"hydra.searchpath=[{in_quotes(f'file://{folder.absolute()}')}]", f"experiment={name}"]
+    return [f"hydra.searchpath=[{quote_text(f'file://{folder.absolute()}')}]", f"experiment={name}"]

@@ -227,9 +227,9 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def given_options(words: Iterable[str]) -> Options:
-    """Return the options that Hydra's overrides ``words`` set, by name, without seeds and folders."""
-    pairs = (word.lstrip("+").partition("=") for word in words)
+def given_options(overrides: Iterable[str]) -> Options:
+    """Return the options that Hydra's ``overrides`` set, by name, without seeds and folders."""
+    pairs = (override.lstrip("+").partition("=") for override in overrides)
     return {name: value for name, _, value in pairs if not _is_own(name)}
 
 
@@ -249,8 +249,8 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
     names = differing(options)
     if names and all(name in each for each in options for name in names):
         return ", ".join(names), [", ".join(each[name] for name in names) for each in options]
-    words = [" ".join(f"{name}={each[name]}" for name in names if name in each) for each in options]
-    return "setting", [word or ("defaults" if names else ALL) for word in words]
+    texts = [" ".join(f"{name}={each[name]}" for name in names if name in each) for each in options]
+    return "setting", [text or ("defaults" if names else ALL) for text in texts]
 
 
 def _is_own(name: str) -> bool:
@@ -259,12 +259,12 @@ def _is_own(name: str) -> bool:
 
 
 def _words(path: Path) -> list[str]:
-    """Return the words that say what was trained: those of the command line, or of the run that it starts from."""
+    """Return the overrides that say what was trained: those of the command line, or of the run that it starts from."""
     given = command(path).overrides
-    if given and not any(word.startswith(("ckpt=", "evaluate=")) for word in given):
+    if given and not any(override.startswith(("ckpt=", "evaluate=")) for override in given):
         return given
-    words = config(path).get("words")
-    return list(words or ()) if fits(list[str], words) else given
+    overrides = config(path).get("overrides")
+    return list(overrides or ()) if fits(list[str], overrides) else given
 
 
 def numbers(results: Results | None) -> dict[str, float]:

@@ -80,9 +80,9 @@ def _rises(loss: float, least: float) -> bool:
     return loss > (1 + RISE) * least
 
 
-def losses_of(tasks: Mapping[str, tuple[float, float]], word: str) -> str:
+def losses_of(tasks: Mapping[str, tuple[float, float]], other_name: str) -> str:
     """Return the two losses of each task, as in "click 0.31, then 0.35"."""
-    return some([f"{task} {number(one, 3)}, {word} {number(other, 3)}" for task, (one, other) in tasks.items()])
+    return some([f"{task} {number(one, 3)}, {other_name} {number(other, 3)}" for task, (one, other) in tasks.items()])
 
 
 def some(texts: Sequence[str]) -> str:

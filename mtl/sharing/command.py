@@ -16,7 +16,7 @@ from mtl.checks import require
 from mtl.config import build
 from mtl.config.resume import Composer
 from mtl.options import valid
-from mtl.runs.commands import key_of
+from mtl.overrides import key_of
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition, rounds_of_pairs
 from mtl.sharing.settings import Comparison, Setting, Share
@@ -28,23 +28,23 @@ LEAST = 3  # seeds: with fewer, Student's t test finds next to nothing
 
 
 def share(
-    cfg: DictConfig, run_words: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]
+    cfg: DictConfig, run_overrides: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]
 ) -> Comparison:
     """Do the runs that ``cfg``, the composed ``conf/share.yaml``, asks for and that are missing; return what they show.
 
-    ``run_words``: options of mtl train for all runs. ``compose(words)`` returns the checked configuration of a run.
-    ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
+    ``run_overrides``: options of mtl train for all runs. ``compose(overrides)`` returns the checked configuration of a
+    run. ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
     """
     options: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
-    first = compose(run_words)
+    first = compose(run_overrides)
     data: Any = build.build_data(first)
     data.prepare_data()
     data.setup()
     tasks = data.spec.task_names
     require(len(tasks) > 1, f"data has one task, {tasks[0]}: sharing needs two or more")
     folder = Path(first.paths.output_dir) / "share" / (options.name or str(first.choices.data))
-    own_splits = data.random_split and not any(key_of(word) == "data.seed" for word in run_words)
-    found = Comparison(options, folder, tasks, run_words, bool(first.task_batches), own_splits)
+    own_splits = data.random_split and not any(key_of(override) == "data.seed" for override in run_overrides)
+    found = Comparison(options, folder, tasks, run_overrides, bool(first.task_batches), own_splits)
     base = list(found.settings.values())
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     launch = launcher(folder)

@@ -38,10 +38,10 @@ SPLIT = {
 }
 
 
-def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
+def write(found: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     """Write ``report.html``, ``summary.md``, ``summary.csv`` and ``share.json``, print the answers, and return them.
 
-    ``words``: those of ``mtl share``.
+    ``overrides``: those of ``mtl share``.
     """
     runs = read_named_runs(found.runs(found.settings))
     shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
@@ -54,8 +54,8 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     deltas, by = ({name: runs.values(name, f"{split}/{DELTA}") for name in found.settings} for split in ("test", "val"))
     best, why = recommended(by, deltas, runs.overlap)
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
-    own = found.settings[best].definition.words
-    own = [word for word in own if word in found.run_words or not word.startswith(internal)]
+    own = found.settings[best].definition.overrides
+    own = [override for override in own if override in found.run_overrides or not override.startswith(internal)]
     command = run_command([*own, f"seed={found.seeds.start}"])
     affinity = found.affinity()
     groups = [[found.tasks[task] for task in group] for group in found.groups]
@@ -85,7 +85,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         Section("Affinities", tables=_matrices(found, affinity), figures=figures),
         replace(section_of(runs, "Settings", curves={}), settings=None, text="For the record: they chose nothing."),
     ]
-    made = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
+    made = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
     write_report(f"Should these tasks share? {found.folder.name}", made, sections, [runs], found.folder)
     console = Console(highlight=False)
     console.print("\n".join(["", *lines]), markup=False)

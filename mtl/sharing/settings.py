@@ -13,11 +13,11 @@ from pydantic import Field
 
 from mtl.analysis.conflicts import affinities, read_table
 from mtl.options import Count, Long, Name, Positive
+from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
-from mtl.runs.commands import hydra_text
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
 from mtl.sharing.grouping import Group, predicted
-from mtl.tune.definition import Definition, StudyName, Work, last_words
+from mtl.tune.definition import Definition, StudyName, Work
 from mtl.tune.launch import run_folder
 from mtl.tune.space import derived_seed
 
@@ -50,8 +50,8 @@ class Setting:
 class Comparison:
     """The settings that are compared, and what is known of them after (or, with ``show=true``, during) the runs.
 
-    ``run_words``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has the
-    labels of some tasks only. ``own_splits``: whether each seed has a random split of its own. ``seeds``: of each
+    ``run_overrides``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has
+    the labels of some tasks only. ``own_splits``: whether each seed has a random split of its own. ``seeds``: of each
     setting. ``gains [T, T]``: the gain, in percent, of the column's task from sharing with the row's, by which groups
     are chosen, on validation rows: affinities, or measured if ``pairs`` were trained.
     """
@@ -59,7 +59,7 @@ class Comparison:
     options: Share
     folder: Path
     tasks: list[str]
-    run_words: Sequence[str]
+    run_overrides: Sequence[str]
     task_batches: bool
     own_splits: bool
     seeds: range = range(0)
@@ -73,7 +73,7 @@ class Comparison:
         every = f"callbacks.conflict.every_steps={self.options.every_steps}"
         self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
         self.settings[TOGETHER] = self._setting(TOGETHER, ["network=shared_bottom", every], [self.tasks])
-        named = any(word.startswith("network=") for word in self.run_words)  # the network that is gated
+        named = any(override.startswith("network=") for override in self.run_overrides)  # the network that is gated
         network = [] if named else ["network=mmoe", f"recipe.num_experts={len(self.tasks)}"]
         for gate in self.options.gates:
             self.settings[gate] = self._setting(gate, [*network, f"gate={gate}"], [self.tasks], gated=True)
@@ -82,14 +82,18 @@ class Comparison:
         """Return the setting of separate networks for ``groups`` of tasks."""
         named = [[self.tasks[task] for task in group] for group in groups]
         label = f"{name}_{derived_seed(0, *groups):08x}"
-        return self._setting(label, ["network=grouped", f"network.groups={hydra_text(named)}"], named)
+        return self._setting(label, ["network=grouped", f"network.groups={write_value(named)}"], named)
 
     def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
         common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]
         heads = ["heads=separate"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
         splits = ["data.seed=${seed}"] if self.own_splits else []
-        given = [word for word in self.run_words if not word.startswith(("gate=", *(() if gated else ("network",))))]
-        chosen, name = last_words([*common, *heads, *splits, *own, *given]), f"share/{self.folder.name}/{label}"
+        given = [
+            override
+            for override in self.run_overrides
+            if not override.startswith(("gate=", *(() if gated else ("network",))))
+        ]
+        chosen, name = last_of_each([*common, *heads, *splits, *own, *given]), f"share/{self.folder.name}/{label}"
         definition = Definition(name, label, chosen, {}, NO_SEARCH, NO_PRUNING, self.options.seed)
         mates = {task: [other for other in group if other != task] for group in groups for task in group}
         return Setting(definition, mates)

@@ -24,7 +24,7 @@ from mtl.runs.signals import stop_signals
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launch, Launcher
 from mtl.tune.queue import Queue, monitor_of, study_of
-from mtl.tune.space import distributions, short, words
+from mtl.tune.space import distributions, short, write_overrides
 from mtl.tune.storage import STUDY, open_storage, reached
 from mtl.tune.work import work
 
@@ -47,13 +47,13 @@ def tune(
     """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
 
     ``name``: the name of the study's file. ``gates``, ``options``: as in ``definition.read``. ``show``: only print the
-    "best" trials, or the trial with this number. ``compose(words)`` returns the checked configuration of a run.
+    "best" trials, or the trial with this number. ``compose(overrides)`` returns the checked configuration of a run.
     ``program``: see ``Launcher``.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     found = definitions.read(cfg, name, gates, options)
     title = found[0].name.partition("/")[0]
-    runs = [compose([*found[0].words, *_some_parameters(found[0])])] if show else checked(found, compose)
+    runs = [compose([*found[0].overrides, *_some_parameters(found[0])])] if show else checked(found, compose)
     folder = Path(runs[0].paths.output_dir) / "studies" / title
     with working(cfg, folder, show) as storage:
         if show is None:
@@ -104,7 +104,7 @@ def say(text: str) -> None:
 
 def checked(found: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
     """Return the configuration of a first trial of each study, to find wrong options before any trial runs."""
-    runs = [compose([*each.words, *_some_parameters(each)]) for each in found]
+    runs = [compose([*each.overrides, *_some_parameters(each)]) for each in found]
     monitors = {str(run.monitor) for run in runs}
     if len(monitors) > 1:
         raise InputError(f"the gates have different metrics to monitor: {', '.join(sorted(monitors))}")
@@ -113,7 +113,7 @@ def checked(found: Sequence[definitions.Definition], compose: Composer) -> list[
 
 def _some_parameters(each: definitions.Definition) -> list[str]:
     trial = create_study(sampler=RandomSampler(seed=0)).ask(distributions(each.space))
-    return words(trial.params)
+    return write_overrides(trial.params)
 
 
 def best_trials(study: Study) -> list[FrozenTrial]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from mtl.checks import InputError, require
 from mtl.files.records import flatten
 from mtl.options import Long, LongOrZero, Name, Positive, RunSeed, StrictModel, matching, valid
-from mtl.runs.commands import key_of
+from mtl.overrides import key_of, last_of_each
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
 MaybeSpace = Annotated[Space, Field(default_factory=dict)]
@@ -58,13 +58,14 @@ class Study(Searches):
 class Definition:
     """One study of Optuna: the trials of one gate.
 
-    ``label``: the gate, or "" for a study without gates. ``words``: the options that all its trials share, as words of
-    the command line of mtl train. ``sources``: the study whose run folder each placeholder in ``words`` stands for.
+    ``label``: the gate, or "" for a study without gates. ``overrides``: the options that all its trials share, as
+    overrides of the command line of mtl train. ``sources``: the study whose run folder each placeholder in
+    ``overrides`` stands for.
     """
 
     name: str
     label: str
-    words: list[str]
+    overrides: list[str]
     space: Space
     sampler: dict[str, Any]
     pruner: dict[str, Any]
@@ -74,7 +75,11 @@ class Definition:
     def record(self, monitor: str) -> dict[str, Any]:
         """Return as plain data what must not change between starts of the study; folders may differ by machine."""
         return {
-            "words": {key_of(word): word for word in self.words if not word.startswith(("paths.", "hydra."))},
+            "overrides": {
+                key_of(override): override
+                for override in self.overrides
+                if not override.startswith(("paths.", "hydra."))
+            },
             "space": self.space,
             "sampler": self.sampler,
             "pruner": self.pruner,
@@ -83,37 +88,36 @@ class Definition:
         }
 
 
-def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str]) -> list[Definition]:
+def read(cfg: DictConfig, name: str, gates: Sequence[str], overrides: Sequence[str]) -> list[Definition]:
     """Return the studies that ``cfg``, the composed ``conf/tune.yaml``, asks for.
 
-    ``name``: the name of the study's file. ``gates``: the gates to search ([]: all of the file). ``words``: options of
-    mtl train, which replace those of the file. Raises InputError for an unknown gate or a wrong option.
+    ``name``: the name of the study's file. ``gates``: the gates to search ([]: all of the file). ``overrides``: options
+    of mtl train, which replace those of the file. Raises InputError for an unknown gate or a wrong option.
     """
     study: Study = valid(Study, OmegaConf.to_container(cfg, resolve=True), "")
     parts = study.gates
     if not parts:
         require(len(gates) < 2, f"gate={','.join(gates)}: study {name} has no section gates; give one gate")
-        parts, gates, words = {"": GateEntry(fixed=[], space={})}, [], [*words, *(f"gate={gate}" for gate in gates)]
+        parts, gates, overrides = (
+            {"": GateEntry(fixed=[], space={})},
+            [],
+            [*overrides, *(f"gate={gate}" for gate in gates)],
+        )
     missing = [gate for gate in gates if gate not in parts]
     require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(parts)}")
     title, found = study.name or name, []
     for gate in gates or parts:
         fixed, space = parts[gate].fixed, study.space | parts[gate].space
-        check_unsearched(words, space, f"study {name}")
-        own_words = last_words([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *words])
+        check_unsearched(overrides, space, f"study {name}")
+        own_overrides = last_of_each([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *overrides])
         label = f"{title}/{gate}" if gate else title
-        found.append(Definition(label, gate, own_words, space, study.sampler, study.pruner, study.seed))
+        found.append(Definition(label, gate, own_overrides, space, study.sampler, study.pruner, study.seed))
     return found
 
 
-def last_words(words: Sequence[str]) -> list[str]:
-    """Return the last word of each option."""
-    return list({key_of(word): word for word in words}.values())
-
-
-def check_unsearched(words: Sequence[str], space: Space, who: str) -> None:
-    """Raise InputError if one of ``words`` sets an option of ``space``."""
-    clash = [word for word in words if key_of(word) in space]
+def check_unsearched(overrides: Sequence[str], space: Space, who: str) -> None:
+    """Raise InputError if one of ``overrides`` sets an option of ``space``."""
+    clash = [override for override in overrides if key_of(override) in space]
     require(not clash, f"{' '.join(clash)}: {who} searches this option; leave it out")
 
 

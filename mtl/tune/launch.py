@@ -16,13 +16,13 @@ from optuna.trial import Trial
 
 from mtl.config.resume import is_harmless
 from mtl.files.records import LOCK, RESULTS
+from mtl.overrides import quote_path
 from mtl.report.runs import finished_results
-from mtl.runs.commands import quoted
 from mtl.runs.signals import SIGNALS
 from mtl.tune.definition import Definition
 from mtl.tune.process import LOST, started
 from mtl.tune.queue import Lease, Outcome, Queue
-from mtl.tune.space import words
+from mtl.tune.space import write_overrides
 
 OUTPUT = "output.txt"  # everything that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
@@ -59,18 +59,21 @@ class Launcher:
         if not queue.holds(trial.number):
             return None
         seed, was_fitted = queue.training_seed(trial.number), trial.user_attrs.get(FITTED)
-        # These words reproduce the trial
-        given = [*self.words(queue.definition, trial.number), *words({**trial.params, "seed": seed})]
+        # These overrides reproduce the trial
+        given = [*self.overrides(queue.definition, trial.number), *write_overrides({**trial.params, "seed": seed})]
         for name, known in (("folder", str(folder)), ("command", given), ("seed", seed)):
             queue.set(trial.number, name, known)
         if not (folder / RESULTS).exists():
             if (folder / LAST).exists() and not was_fitted:
-                given = [f"ckpt={quoted(folder / LAST)}", *(word for word in given if not is_harmless(word))]
+                given = [
+                    f"ckpt={quote_path(folder / LAST)}",
+                    *(override for override in given if not is_harmless(override)),
+                ]
             else:  # a run that was killed during its test has no results and nothing left to train: start again
                 shutil.rmtree(folder)
                 folder.mkdir()
                 queue.set(trial.number, FITTED, False)
-                given = [*given, f"hydra.run.dir={quoted(folder)}"]
+                given = [*given, f"hydra.run.dir={quote_path(folder)}"]
             status, lost = self._run(queue, trial, folder, given)
             if lost or status < 0 or status in STOPPED:
                 return None
@@ -82,15 +85,15 @@ class Launcher:
         value = results.best if results else None
         return Outcome(value=value) if value is not None else Outcome(error=f"no finite {queue.monitor} was measured")
 
-    def words(self, definition: Definition, number: int) -> list[str]:
-        """Return the words of trial ``number``, with the folders of earlier runs in place of their placeholders.
+    def overrides(self, definition: Definition, number: int) -> list[str]:
+        """Return the overrides of trial ``number``, with the folders of earlier runs in place of their placeholders.
 
         A placeholder stands for the run of the same number, in a search always for the first one.
         """
-        source, found = 0 if definition.space else number, definition.words
+        source, found = 0 if definition.space else number, definition.overrides
         for text, label in definition.sources.items():
-            folder = quoted(run_folder(self.folder, label, source).absolute()).strip("'")
-            found = [word.replace(text, folder) for word in found]
+            folder = quote_path(run_folder(self.folder, label, source).absolute()).strip("'")
+            found = [override.replace(text, folder) for override in found]
         return found
 
     def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:

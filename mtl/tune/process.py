@@ -36,12 +36,12 @@ def prepare() -> None:
         forkserver.ensure_running()
 
 
-def started(program: Callable[[], object], words: Sequence[str], output: Path, line: socket.socket) -> BaseProcess:
+def started(program: Callable[[], object], overrides: Sequence[str], output: Path, line: socket.socket) -> BaseProcess:
     """Start ``program``, which finds ``mtl train WORDS`` in ``sys.argv``, and return its process.
 
     What it prints is added to the file ``output``. ``line``: its end of the channel to this worker.
     """
-    process: BaseProcess = SERVER.Process(target=_run, args=(program, list(words), output, line, dict(os.environ)))
+    process: BaseProcess = SERVER.Process(target=_run, args=(program, list(overrides), output, line, dict(os.environ)))
     script = sys.modules["__main__"]
     sys.modules["__main__"] = MAIN  # else the process would first run the user's script
     try:
@@ -53,7 +53,7 @@ def started(program: Callable[[], object], words: Sequence[str], output: Path, l
 
 def _run(
     program: Callable[[], object],
-    words: Sequence[str],
+    overrides: Sequence[str],
     output: Path,
     line: socket.socket,
     environment: dict[str, str],
@@ -64,5 +64,5 @@ def _run(
         os.dup2(file, number)
     os.environ.update(environment | {VARIABLE: str(line.detach())})
     sys.modules["__main__"] = MAIN  # by its name, Lightning starts the other processes of this run
-    sys.argv = [str(MAIN.__file__), "train", *words]
+    sys.argv = [str(MAIN.__file__), "train", *overrides]
     program()

@@ -1,4 +1,4 @@
-"""The space of a study: a distribution for each option, and values as words of the command line of mtl train."""
+"""The space of a study: a distribution for each option, and values as overrides of the command line of mtl train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import Trial
 
 from mtl.checks import InputError, format_value
-from mtl.runs.commands import hydra_text
+from mtl.overrides import write_value
 
 FORMS = "a list of values, or {low: ..., high: ...} with log: true or step: ..."
 
@@ -23,7 +23,9 @@ def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
 def _distribution(key: str, described: Any) -> BaseDistribution:
     try:
         if isinstance(described, list):
-            return CategoricalDistribution([hydra_text(v, str) if isinstance(v, list | dict) else v for v in described])
+            return CategoricalDistribution(
+                [write_value(v, str) if isinstance(v, list | dict) else v for v in described]
+            )
         whole = isinstance(described["low"], int) and isinstance(described["high"], int)
         return (IntDistribution if whole else FloatDistribution)(**described)
     except (KeyError, TypeError, ValueError) as error:
@@ -40,14 +42,16 @@ def suggest(trial: Trial, key: str, distribution: BaseDistribution) -> None:
         trial.suggest_float(key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
-def words(values: Mapping[str, Any]) -> list[str]:
-    """Return ``values`` as words of a command line, from which Hydra reads exactly these values."""
-    return [f"{key}={hydra_text(value, str)}" for key, value in values.items()]
+def write_overrides(values: Mapping[str, Any]) -> list[str]:
+    """Return ``values`` as overrides of a command line, from which Hydra reads exactly these values."""
+    return [f"{key}={write_value(value, str)}" for key, value in values.items()]
 
 
 def short(values: Mapping[str, Any]) -> str:
-    """Return ``values`` as words for reading, with three digits of each number."""
-    return " ".join(words({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()}))
+    """Return ``values`` as overrides for reading, with three digits of each number."""
+    return " ".join(
+        write_overrides({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()})
+    )
 
 
 def derived_seed(seed: int, *names: object) -> int:

@@ -49,7 +49,7 @@ def composed(words: Sequence[str]) -> DictConfig:
             OmegaConf.update(cfg, key, value)
     except OmegaConfBaseException:  # the configuration has no such option
         return copy.deepcopy(_composed(tuple(words)))
-    cfg.words = [word for word in words if _is_harmless(word)]
+    cfg.overrides = [word for word in words if _is_harmless(word)]
     return cfg
 
 

@@ -38,7 +38,7 @@ def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> 
         sources = {text: "/".join(key) for text, key in found.sources(*pair).items()}
         for key in dict.fromkeys(found.sources(*pair).values()):
             columns_of(found, found.known[key], folder, small)
-        words = Launcher([], folder).words(dataclasses.replace(definition, sources=sources), 0)
+        words = Launcher([], folder).overrides(dataclasses.replace(definition, sources=sources), 0)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
         cfg = narrow(compose_small(path, *words, *small))
         if file := cfg.network.get("importance"):

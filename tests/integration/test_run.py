@@ -156,8 +156,8 @@ def test_checkpoint_of_another_configuration(words: list[str], message: str, tra
         resume_small(trained / "checkpoints" / "last.ckpt", tmp_path, *words)
 
 
-def without_words(cfg: DictConfig) -> dict[str, Any]:
-    return {key: value for key, value in cfg.items() if key != "words"}
+def without_overrides(cfg: DictConfig) -> dict[str, Any]:
+    return {key: value for key, value in cfg.items() if key != "overrides"}
 
 
 def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Pat
     words += ["callbacks.lr_schedule.end_factor=0.2"]  # which plateau lacks
     run(compose_small(tmp_path, *words, "callbacks.last.every_steps=7"))
     path = tmp_path / "checkpoints" / "last.ckpt"
-    same = without_words(resume_small(path, tmp_path))
+    same = without_overrides(resume_small(path, tmp_path))
     for group in ("recipe=synthetic_moe", "trainer=default", "callbacks=default", "lr_schedule=linear", "gate=comet"):
-        assert without_words(resume_small(path, tmp_path, group)) == same, group
+        assert without_overrides(resume_small(path, tmp_path, group)) == same, group
     cfg = resume_small(path, tmp_path, "trainer=ddp_cpu", "trainer.devices=3", "trainer.max_epochs=4")
     changed = {"devices": 3, "max_epochs": 4, "accelerator": "cpu", "strategy": cfg.trainer.strategy}
     assert dict(cfg.trainer) == dict(same["trainer"]) | changed
@@ -240,7 +240,7 @@ def test_printed_command_works_with_files_of_ones_own(tmp_path: Path) -> None:
         assert outcome.status == 0, outcome.output
     (tmp_path / "my conf" / "gate").mkdir()
     (tmp_path / "my conf" / "gate" / "ours.yaml").write_text("defaults: [topk]\n")
-    own = [*conf, "gate=ours", "hydra.run.dir=" + str(tmp_path / "other"), "data.split=[0.8,0.1,0.1]"]
+    own = [*conf, "gate=ours", "hydra.run.dir=" + str(tmp_path / "other"), "data.split.fractions=[0.8,0.1,0.1]"]
     assert program(tmp_path / "other_output", *[word for word in words if "run.dir" not in word], *own[2:]).status == 0
     outcome = program(tmp_path / "tested", f"evaluate={tmp_path}/other", f"paths.output_dir={tmp_path}")
     assert "the checkpoint has gate=ours, a file of your own: add --config-dir FOLDER, which holds" in outcome.output

@@ -43,7 +43,7 @@ OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
 def in_process(folder: Path) -> Launch:
     def launch(queue: Queue, trial: Trial) -> Outcome:
         own = run_folder(folder, queue.definition.label, trial.number)
-        cfg = accepted([*queue.definition.words, f"seed={queue.training_seed(trial.number)}"])
+        cfg = accepted([*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"])
         cfg.paths.run_dir = str(own)
         run(cfg)
         choices = {name: str(value) for name, value in cfg.choices.items()}

@@ -151,4 +151,4 @@ def begin(folder: Path, *words: str) -> None:
     """Do what the program does with this command line."""
     runtime = SimpleNamespace(output_dir=str(folder), choices={}, config_sources=[])
     hydra: Any = SimpleNamespace(overrides=SimpleNamespace(task=list(words), hydra=[]), runtime=runtime, mode=None)
-    start(compose_small(folder, *words), hydra, Line(words=words), Source())
+    start(compose_small(folder, *words), hydra, Line(overrides=words), Source())

@@ -92,7 +92,7 @@ def test_checkpoint_alone_predicts_the_rows_of_the_test(whole: Path, rows: Path)
     test = pl.read_parquet(rows / "*.parquet").filter(pl.col("part") == "test")
     found = mtl.load(whole / "checkpoints" / "best.ckpt").predict(test)
     error = float(((found["stars_prediction"] - test["stars"]) ** 2).mean())
-    assert error == pytest.approx(result(whole)["stars/mse"], rel=1e-5)
+    assert error == pytest.approx(result(whole)["test/stars/mse"], rel=1e-5)
 
 
 def test_checkpoint_knows_what_the_rows_of_the_training_taught(whole: Path, rows: Path, tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ WORDS = [
 
 @pytest.mark.parametrize("word", WORDS, ids=str)
 def test_words_of_a_stranger_are_refused(word: Any, whole: Path, tmp_path: Path) -> None:
-    path = saved_with(whole, tmp_path, config=read(whole)["config"] | {"words": ["seed=0", word]})
+    path = saved_with(whole, tmp_path, config=read(whole)["config"] | {"overrides": ["seed=0", word]})
     for evaluate in (False, True):
-        with pytest.raises(InputError, match=r"holds the word|interpolation"):
+        with pytest.raises(InputError, match=r"holds the override|interpolation"):
             resume_small(path, tmp_path / "new", evaluate=evaluate)
 
 
@@ -270,7 +270,7 @@ FORGED: list[tuple[str, tuple[Any, ...], Any]] = [  # who reads it, where, what:
     ("load", ("metrics",), 5),
     *[("load", ("data", "spec", "inputs"), value) for value in (None, 3, {"a": 1})],
     *[(who, ("config", "data"), value) for value in ({"a": 1}, 3) for who in ("ckpt", "load")],
-    *[(who, ("config", "words"), value) for value in (3, "text") for who in ("ckpt", "evaluate")],
+    *[(who, ("config", "overrides"), value) for value in (3, "text") for who in ("ckpt", "evaluate")],
     *[(who, ("state_dict", "W"), torch.zeros(2, 3)) for who in ("ckpt", "evaluate", "load")],
     *[(who, ("state_dict", "W"), value) for value in (None, "text") for who in ("evaluate", "load")],
     *[("load", (name,), value) for name in ("config", "state_dict") for value in ([1], 5)],

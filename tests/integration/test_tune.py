@@ -24,7 +24,7 @@ from mtl.python.fit import own_hydra
 from mtl.runs import channel
 from mtl.tune.definition import read
 from mtl.tune.queue import Outcome
-from mtl.tune.space import distributions, words
+from mtl.tune.space import distributions, write_overrides
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, compose_small
 
@@ -77,7 +77,7 @@ def test_every_study_has_trials_that_train_accepts(path: Path, gates: str) -> No
     for each in found if gates == "all" else found[-1:]:
         for first in (True, False) if gates == "all" else (False,):
             values = {key: end(d, first) for key, d in distributions(each.space).items()}
-            assert accepted([*each.words, *words(values)]).monitor in ("val/loss", "val/average")
+            assert accepted([*each.overrides, *write_overrides(values)]).monitor in ("val/loss", "val/average")
 
 
 def end(distribution: Any, first: bool) -> Any:

@@ -123,8 +123,8 @@ def learnt(table: Table, reader: str, categorical: list[str], folder: Path) -> T
         path.write_bytes(read.getvalue())
     elif reader == "parquet":
         read.write_parquet(path)
-    texts = [name for name in table if name.startswith("comment")]
-    data = TableDataModule(path, {"label": "binary"}, categorical=categorical, texts=texts, batch_size=8)
+    columns = dict.fromkeys(categorical, "category") | {n: "text" for n in table if n.startswith("comment")}
+    data = TableDataModule(path, {"label": "binary"}, columns=columns, batch_size=8)
     if reader not in FILES:
         data.frames = {"train": read}
     data.setup()

@@ -158,12 +158,12 @@ def test_lack_of_credentials_or_server(
 def test_address_on_the_command_line_needs_no_quotes_of_its_own() -> None:
     given = ["data.path=s3://visits/day=*/*.csv", "data.test_path='gs://a/b=1.csv'", "data=table"]
     words = ["data.path='s3://visits/day=*/*.csv'", "data.test_path='gs://a/b=1.csv'", "data=table"]
-    assert read_line(given).words == words
+    assert read_line(given).overrides == words
 
 
 def test_share_from_python_passes_the_address_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[str] = []
     monkeypatch.setattr("mtl.python.share.run", lambda words: given.extend(words) or {})
     mtl.share("s3://visits/day=*/*.csv", TASKS, folder=tmp_path)
-    [path] = [word for word in read_line(given).words if word.startswith("data.path=")]
+    [path] = [word for word in read_line(given).overrides if word.startswith("data.path=")]
     assert path == "data.path='s3://visits/day=*/*.csv'"

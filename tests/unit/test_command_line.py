@@ -16,7 +16,7 @@ from mtl.cli import main, reproduce, share, train, tune
 from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.ending import next_commands
 from mtl.cli.line import read_line
-from mtl.cli.study import split_words, start
+from mtl.cli.study import split_overrides, start
 from mtl.config.patterns import with_columns
 
 
@@ -24,7 +24,7 @@ def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
     given = ["gate=topk", "--config-dir", str(tmp_path), "~logger", "-m", "seed=-1,2", f"--config-dir={tmp_path}/x/.."]
     (tmp_path / "x").mkdir()
     line = read_line(given)
-    assert line.words == ["gate=topk", "~logger", "seed=-1,2"]
+    assert line.overrides == ["gate=topk", "~logger", "seed=-1,2"]
     assert line.folders() == [str(tmp_path), str(tmp_path)]
     assert (line.given, line.multirun, line.help, line.cfg) == (given, True, False, None)
     line = read_line(["--cfg", "job", "--resolve", "--package", "gate", "--help"])
@@ -38,7 +38,7 @@ def test_flags_that_may_be_repeated_all_count(name: str, tmp_path: Path) -> None
         Path(folder).mkdir()
     given = ["--trust", "mine", "trust=[ours]", "--trust", "yours", "hydra.searchpath=[pkg://x]"]
     line = read_line([*given, *(word for folder in folders for word in ("--config-dir", folder))], name)
-    assert line.words == ["trust=[ours,mine,yours]"]
+    assert line.overrides == ["trust=[ours,mine,yours]"]
     assert line.searched == [*(f"file://{folder}" for folder in folders), "pkg://x"]
     assert read_line(line.kept(), name).searched == line.searched
 
@@ -52,7 +52,7 @@ def test_runs_of_a_study_get_all_folders_and_packages(tmp_path: Path, monkeypatc
     found: list[DictConfig] = []
 
     def run(words: Sequence[str]) -> None:
-        _, others = split_words(words, tune.OWN)
+        _, others = split_overrides(words, tune.OWN)
         found.extend(composed([f"gate={name}", *others]) for name in ("first", "second"))
 
     start("tune.yaml", "", run, ["--config-dir=first", "--trust=a", "n_trials=3", "--config-dir=second", "--trust=b"])
@@ -103,10 +103,10 @@ def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Pa
 
 def test_options_of_a_study_may_have_a_prefix() -> None:
     words = ["++n_trials=5", "study=table", "+gate=topk", "++optimizer.lr=2", "n_trials=4"]
-    assert split_words(words, tune.OWN) == (["n_trials=4", "study=table"], ["+gate=topk", "++optimizer.lr=2"])
-    assert split_words(["~logger", "+logger=csv"], tune.OWN) == ([], ["~logger", "+logger=csv"])
+    assert split_overrides(words, tune.OWN) == (["n_trials=4", "study=table"], ["+gate=topk", "++optimizer.lr=2"])
+    assert split_overrides(["~logger", "+logger=csv"], tune.OWN) == ([], ["~logger", "+logger=csv"])
     with pytest.raises(InputError, match="each run has a folder of its own"):
-        split_words(["++paths.run_dir=x"], tune.OWN)
+        split_overrides(["++paths.run_dir=x"], tune.OWN)
     with pytest.raises(SystemExit, match=r"\+\+paths.run_dir=x: each run of a sweep has a folder"):
         train.main(["-m", "seed=1,2", "++paths.run_dir=x"])
 

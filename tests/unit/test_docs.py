@@ -15,7 +15,7 @@ import mtl
 from mtl.cli import reproduce, share, tune
 from mtl.cli.line import read_line
 from mtl.cli.main import COMMANDS
-from mtl.cli.study import split_words
+from mtl.cli.study import split_overrides
 from mtl.options import valid
 from mtl.paper.definition import read
 from mtl.python.fit import own_hydra
@@ -102,7 +102,7 @@ def test_commands_of_runs_are_accepted() -> None:
         if "--config-dir" in command:  # test_extend.py runs it
             continue
         # The first job of a sweep; what its launcher has to be is not a matter of the run
-        words = [word for word in read_line(command).words if not word.startswith("hydra")]
+        words = [word for word in read_line(command).overrides if not word.startswith("hydra")]
         words = [re.sub(r"^(\w+=[^,{\[]+),.*", r"\1", word) for word in words]
         keys = {word.partition("=")[0] for word in words}
         if keys & {"evaluate", "ckpt"} and any(key.startswith("data.") for key in keys):  # data of the checkpoint
@@ -114,7 +114,7 @@ def test_commands_of_studies_are_accepted() -> None:
     given = commands("mtl tune")
     assert len(given) > 1
     for command in given:
-        study, others = split_words([word for word in command if "=" in word], tune.OWN)  # no --config-dir
+        study, others = split_overrides([word for word in command if "=" in word], tune.OWN)  # no --config-dir
         special = dict(word.split("=") for word in others)
         assert set(special) <= {"gate", "show", "data"}
         with own_hydra():
@@ -132,7 +132,7 @@ def test_study_of_the_page_is_read(tmp_path: Path) -> None:
     found = definition.read(cfg, "narrow", list(cfg.gates), [])
     assert [each.label for each in found] == ["softmax", "comet"]
     for each in found:
-        run = composed(each.words)
+        run = composed(each.overrides)
         assert all(OmegaConf.select(run, option) is not None for option in each.space)
 
 
@@ -150,7 +150,7 @@ def test_commands_of_mtl_share_are_accepted() -> None:
     given = commands("mtl share")
     assert len(given) > 2
     for command in given:
-        own, others = split_words([word for word in command if "=" in word], share.OWN)
+        own, others = split_overrides([word for word in command if "=" in word], share.OWN)
         with own_hydra():
             assert valid(Share, OmegaConf.to_container(compose("share", own)), "")
             assert composed([word for word in others if not word.startswith("data.path")])

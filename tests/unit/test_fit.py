@@ -26,16 +26,16 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import mtl
-from mtl import memory
 from mtl.checks import InputError
+from mtl.cli import memory
 from mtl.cli.report import main as report
 from mtl.cli.run import run
 from mtl.cli.train import read_start
 from mtl.cli.use import explain as explain_command
 from mtl.cli.use import importance as importance_command
 from mtl.files.records import read_json
+from mtl.overrides import quote_path
 from mtl.runs import commands
-from mtl.runs.commands import quoted
 from mtl.runs.signals import Stopped
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
@@ -158,7 +158,7 @@ def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
         mtl.load(tmp_path / "${oc.env:HOME}.ckpt", device="quantum")
     again = mtl.load(tmp_path / "${oc.env:HOME}.ckpt")
     assert again.predict(rows).equals(model.predict(rows))
-    assert quoted(tmp_path / "${x}") == f"'{tmp_path}/$\\{{x}}'"
+    assert quote_path(tmp_path / "${x}") == f"'{tmp_path}/$\\{{x}}'"
 
 
 def test_rows_mean_the_same_in_every_container(model: Any) -> None:

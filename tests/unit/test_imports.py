@@ -21,9 +21,9 @@ from tests.run_folders import write_run
 
 # A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
 ROWS = [
-    {"checks", "compat", "distributed", "memory", "nn"},
+    {"checks", "compat", "distributed", "nn"},
     {"files", "objectives"},
-    {"options", "types"},
+    {"options", "overrides", "types"},
     {"chains"},
     {"data_modules", "experts", "loggers", "predictions"},
     {"gates"},

@@ -49,7 +49,7 @@ def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
 def test_tensorboard_compares_options_and_tests(tmp_path: Path) -> None:
     logger = TensorBoardLog(str(tmp_path))
     tasks = {"a": {"kind": "regression"}}
-    config = {"seed": 3, "choices": {"gate": "topk"}, "gate": {"k": 4}, "words": ["gate.k=4", "+x='<b>'"]}
+    config = {"seed": 3, "choices": {"gate": "topk"}, "gate": {"k": 4}, "overrides": ["gate.k=4", "+x='<b>'"]}
     logger.log_hyperparams(config | {"data": {"tasks": tasks}, "command": "mtl train --config-dir own gate.k=4"})
     logger.log_metrics({"test/loss": 1.0, "test/a/mse": 2.0, "test/dead_experts": 0.0}, 9)
     logger.close()

@@ -19,7 +19,7 @@ from mtl.config.build import build_network
 from mtl.paper.definition import Paper, read
 from mtl.python.fit import own_hydra
 from mtl.tune.definition import Definition
-from mtl.tune.space import distributions, words
+from mtl.tune.space import distributions, write_overrides
 from mtl.types import Categorical, DataSpec, Numeric, TaskSpec
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, composed
@@ -57,7 +57,7 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
             searched = bool(found.space_of(group, gate))
             own = found.definition(group, gate, chosen=None if searched else [])  # a search has the words of the runs
             values = {key: end(d, first=False) for key, d in distributions(own.space).items()}
-            assert accepted([*own.words, *words(values)]).monitor.startswith("val/")
+            assert accepted([*own.overrides, *write_overrides(values)]).monitor.startswith("val/")
     assert found.count == len(pairs)  # one run of each at the last scale
 
 
@@ -83,11 +83,11 @@ def test_runs_and_their_words() -> None:
     assert runs.label == "alpha_09/comet/trial_7"
     assert set(search.space) == {"optimizer.lr", "gate.gamma", "gate.entropy_weight"}
     assert not runs.space
-    assert "recipe.max_epochs=12" in search.words
-    assert "recipe.max_epochs=20" in runs.words
-    assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
-    assert "data.max_rows=3000" in search.words
-    assert "data.max_rows=3000" in runs.words
+    assert "recipe.max_epochs=12" in search.overrides
+    assert "recipe.max_epochs=20" in runs.overrides
+    assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.overrides)
+    assert "data.max_rows=3000" in search.overrides
+    assert "data.max_rows=3000" in runs.overrides
     assert found.published()["alpha_09"]["comet"]["test/loss"] == pytest.approx((0.4076, 0.0002))
 
 
@@ -96,7 +96,7 @@ def test_numbers_of_runs_and_those_of_three_batches() -> None:
     assert counts == {"smoke": 4, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
     assert paper("comet_digits", scale="paper").count == 6 * 500  # the rows are the best of them
     found = paper("comet_movielens", scale="smoke", options=["trainer.limit_train_batches=2"])
-    words = found.definition(*found.pairs()[0], chosen=[]).words
+    words = found.definition(*found.pairs()[0], chosen=[]).overrides
     assert {"trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_test_batches=3"} <= {*words}
 
 
@@ -157,7 +157,7 @@ def test_networks_are_compared_at_equal_numbers_of_parameters() -> None:
     for group in found.groups:
         counts = {}
         for gate in found.gates:
-            cfg = composed(found.definition(group, gate, chosen=[]).words)
+            cfg = composed(found.definition(group, gate, chosen=[]).overrides)
             network = build_network(cfg, DataSpec(inputs[group.key], tasks))
             counts[gate.key] = sum(p.numel() for name, p in network.named_parameters() if "embeddings" not in name)
         assert max(counts.values()) <= 1.05 * min(counts.values()), counts

@@ -190,7 +190,7 @@ def test_overrides_that_say_what_was_trained(tmp_path: Path) -> None:
     assert given_options(words) == {"gate": "comet", "data.new": "1", "~logger": ""}
     write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0})
     for number, word in enumerate(("ckpt=x/last.ckpt", "evaluate=x/best.ckpt"), 1):
-        write_run(tmp_path / str(number), [word], {"loss": 2.0}, config={"words": ["gate=comet", word]})
+        write_run(tmp_path / str(number), [word], {"loss": 2.0}, config={"overrides": ["gate=comet", word]})
     assert read_runs([tmp_path]).table["setting"].to_list() == ["topk", "comet", "comet"]
 
 

@@ -15,9 +15,8 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import mtl
-from mtl import memory
 from mtl.checks import InputError
-from mtl.cli import resolvers
+from mtl.cli import memory, resolvers
 from mtl.cli.errors import explain, lost_peer
 from mtl.cli.folder import claim, release
 from mtl.config.resume import is_harmless
@@ -150,7 +149,7 @@ def test_freed_memory_is_kept_and_without_glibc_nothing_happens(
     """In processes of their own, since it cannot be taken back: how often the system had to clear a page."""
     program = """
 import resource, sys, torch
-from mtl.memory import keep_freed_memory
+from mtl.cli.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for number in range(60):

@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli.study import split_words
+from mtl.cli.study import split_overrides
 from mtl.files.records import LOCK
 from mtl.runs import channel
 from mtl.tune import definition, space
@@ -62,7 +62,7 @@ def results(value):
 def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher]:
     """Return a study of one trial, whose program ends with the code ``rest``."""
     (tmp_path / "program.py").write_text(PROGRAM + rest)
-    definition = replace(SIMPLE, words=["data=x", "data.data_dir=mine", f"paths.output_dir={tmp_path}"], **options)
+    definition = replace(SIMPLE, overrides=["data=x", "data.data_dir=mine", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", n_trials=1, heartbeat=0.3, retries=2)
     return queue, Launcher(partial(runpy.run_path, str(tmp_path / "program.py")), tmp_path / "runs")
@@ -179,14 +179,14 @@ def test_a_worker_that_waits_for_the_run_folder_keeps_its_trial(tmp_path: Path) 
 
 @pytest.mark.parametrize("value", [5e-5, 1e-16, 0.1, 3, True, None, [50, 50], [[32], 8], "auto", {"a": 0.5, "b": [1]}])
 def test_a_word_gives_the_value_back_exactly(value: Any) -> None:
-    [word] = space.words({"gate.x": value})
+    [word] = space.write_overrides({"gate.x": value})
     assert OverridesParser.create().parse_override(word).value() == value
 
 
 def test_lists_are_choices_as_words() -> None:
     found = space.distributions({"units": [[32], [50, 50]], "k": [1, 2], "epochs": {"low": 1, "high": 10}})
     assert found["units"].choices == ("[32]", "[50,50]")  # type: ignore[attr-defined]  # Optuna stores no lists
-    assert space.words({"units": "[50,50]"}) == ["units=[50,50]"]
+    assert space.write_overrides({"units": "[50,50]"}) == ["units=[50,50]"]
     assert (found["epochs"].low, found["epochs"].high) == (1, 10)  # type: ignore[attr-defined]
 
 
@@ -216,19 +216,19 @@ def config(**changes: Any) -> Any:
 
 def test_runs_of_a_study_cannot_share_a_folder() -> None:
     with pytest.raises(InputError, match=r"paths.run_dir=x: each run has a folder of its own"):
-        split_words(["n_trials=2", "paths.run_dir=x"], ["n_trials"])
+        split_overrides(["n_trials=2", "paths.run_dir=x"], ["n_trials"])
 
 
 def test_each_gate_has_its_own_options_and_the_command_line_replaces_them() -> None:
     one, two = definition.read(config(), "s", [], ["recipe.k=3", "data.rows=[1]"])
     assert (one.name, two.name, two.label) == ("s/topk", "s/topk+", "topk+")
-    assert one.words == ["data=x", "recipe.k=3", "gate=topk", "data.rows=[1]"]
-    assert two.words == ["data=x", "recipe.k=3", "gate=topk", "permutation=sinkhorn", "data.rows=[1]"]
+    assert one.overrides == ["data=x", "recipe.k=3", "gate=topk", "data.rows=[1]"]
+    assert two.overrides == ["data=x", "recipe.k=3", "gate=topk", "permutation=sinkhorn", "data.rows=[1]"]
     assert (one.space, two.space) == ({"optimizer.lr": [1, 2]}, {"optimizer.lr": [1, 2], "gate.k": [1]})
     [only] = definition.read(config(name="mine"), "s", ["topk+"], [])
     assert only.name == "mine/topk+"
     [plain] = definition.read(config(gates={}), "s", ["comet"], [])
-    assert (plain.name, plain.label, plain.words[-1]) == ("s", "", "gate=comet")
+    assert (plain.name, plain.label, plain.overrides[-1]) == ("s", "", "gate=comet")
 
 
 @pytest.mark.parametrize(

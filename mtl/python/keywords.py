@@ -1,4 +1,4 @@
-"""Options given in Python, by name and value, as words of the command line."""
+"""Options given in Python by keywords, as in ``mtl.fit(..., lr=3e-4)``, and the names that they have in conf/."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError, suggestion
-from mtl.runs.commands import hydra_text
 
 # Sections whose options have keywords of their own names: the first section that has an option of the name gets it
 SECTIONS = {"data": "table", "trainer": "default", "optimizer": "adam"}
-NOT_KEYWORDS = {"ckpt", "evaluate", "words", "choices", "path", "val_path", "test_path", "data_dir", "default_root_dir"}
+NOT_KEYWORDS = {
+    "ckpt",
+    "evaluate",
+    "overrides",
+    "choices",
+    "path",
+    "val_path",
+    "test_path",
+    "data_dir",
+    "default_root_dir",
+}
 
 
 def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
@@ -58,29 +65,3 @@ def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -
     if twice := [option for option, count in counts.items() if count > 1]:
         raise InputError(f"{twice[0]} is given twice, by a keyword or in options; give it once")
     return {**values, **further}
-
-
-def word(option: str, value: Any, is_group: bool = False) -> str | None:
-    """Return ``option=value`` so that Hydra reads exactly this value; None if its grammar has no such word.
-
-    ``is_group``: the option is a config group, whose choices are names.
-    """
-    value = plain(value)
-    text = f"{option}={value if is_group and isinstance(value, str) else hydra_text(value)}"
-    try:
-        read = OverridesParser.create().parse_override(text)
-        same = read.key_or_group == option.lstrip("+~") and (is_group or plain(read.value()) == value)
-    except (HydraException, ValueError):
-        return None
-    return text if same and (is_group or "${" not in text) else None
-
-
-def plain(value: Any) -> Any:
-    """Return ``value`` as a configuration holds it: lists for tuples, text for paths, Python's numbers for numpy's."""
-    if isinstance(value, Mapping):
-        return {key: plain(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(child) for child in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.tolist() if hasattr(value, "tolist") else value  # numpy's, also of a single number
