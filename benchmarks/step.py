@@ -167,9 +167,9 @@ def training(
         loss.backward()
         module.weighting.before_step(0)
         optimizer.step()
-        if module.weighting.compares_steps:
+        if module.weighting.needs_losses_after_step:
             with torch.no_grad():
-                module.weighting.after_step([module.task_losses(module(batch.inputs), batch, metered=False)])
+                module.weighting.after_step([module.task_losses(module(batch.inputs), batch, count_in_epoch=False)])
 
     return step
 

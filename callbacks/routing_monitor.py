@@ -177,8 +177,8 @@ class RoutingMonitor(Callback):
 
     def _add(self, pl_module: MultiTaskModule, routings: dict[str, Routing], rows: int) -> None:
         for name, routing in routings.items():
-            needed = self._gates[name].needed(routing.selectors) if name in self._gates else 1.0
-            self._tallies.setdefault(name, Tally(len(pl_module.tasks))).add(routing, rows, needed)
+            active_fraction = self._gates[name].active_fraction(routing.selectors) if name in self._gates else 1.0
+            self._tallies.setdefault(name, Tally(len(pl_module.tasks))).add(routing, rows, active_fraction)
 
     def _draw(self, trainer: Trainer, report: Report) -> None:
         for name, picture in report.figures().items() if self.pictures else ():
@@ -222,7 +222,7 @@ class RoutingMonitor(Callback):
                 selected -= unused * flops + 2 * unmixed * width
                 active = float((tally.active / tally.seen.clamp(min=1))[rows].sum())
                 published += (active - num_experts) * flops - 2 * (len(rows) * num_experts - active) * width
-                published -= (1 - tally.needed / tally.rows) * counts.get(f"{name}.gate", 0)
+                published -= (1 - tally.active_fraction / tally.rows) * counts.get(f"{name}.gate", 0)
                 history = report.histories.get(name, History())
                 trained -= (history.unused * flops + 2 * history.unmixed * width) / max(1, history.batches)
         looked = self._trained and any(history.batches for history in report.histories.values())
@@ -238,4 +238,4 @@ def _measured(split: str, values: Mapping[str, float]) -> Measurements:
 def _extras(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return what the data module knows beside the rows."""
     spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
-    return spec.extras if spec else {}
+    return spec.ground_truth if spec else {}

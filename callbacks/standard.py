@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.gates.adaptive import AdaptiveGate, adapt_gates
+from mtl.gates.adaptive import AdaptiveGate, update_adaptive_gates
 from mtl.networks.mixture import MixtureOfExperts
 
 from .guards import FiniteGuard, ProcessAgreement
@@ -52,7 +52,7 @@ class LayerAdaptation(Callback):
         if not took_step(trainer, batch_idx):
             return
         if self._measured:
-            adapt_gates(network, self._measured)
+            update_adaptive_gates(network, self._measured)
             self._measured = []
         for name, routings in outputs["routings"].items() if (trainer.global_step - 1) % self.EVERY == 0 else ():
             layer = network.get_submodule(name)

@@ -27,7 +27,7 @@ class FourMNISTsDataModule(TasksDataModule):
     rotated by 90 degrees clockwise. In training, each task has its own order. Test: the official test images.
     Validation, which the paper does not have: a sixth of the training images, drawn with ``seed`` and the same for all
     tasks, so that no task is validated on images that another one is trained on. ``rows`` limits train, val and test
-    of each task; None takes all. ``extras["task_group"] [4]`` has the same number for the copies of a task.
+    of each task; None takes all. ``ground_truth["task_group"] [4]`` has the same number for the copies of a task.
     """
 
     @validated

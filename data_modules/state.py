@@ -34,7 +34,7 @@ def spec_state(spec: DataSpec) -> dict[str, Any]:
         "tasks": [_fields(task) for task in spec.tasks],
         "extras": {
             name: {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
-            for name, value in spec.extras.items()
+            for name, value in spec.ground_truth.items()
         },
     }
 
@@ -42,10 +42,10 @@ def spec_state(spec: DataSpec) -> dict[str, Any]:
 def spec_of(state: Mapping[str, Any]) -> DataSpec:
     """Return the DataSpec of a ``spec_state``; fields that this version does not know are left out."""
     inputs = {name: _made(INPUTS[one["kind"]], one) for name, one in state["inputs"].items()}
-    extras = {
+    ground_truth = {
         name: torch.tensor(one["values"], dtype=getattr(torch, one["dtype"])) for name, one in state["extras"].items()
     }
-    return DataSpec(inputs, [_made(TaskSpec, task) for task in state["tasks"]], extras)
+    return DataSpec(inputs, [_made(TaskSpec, task) for task in state["tasks"]], ground_truth)
 
 
 def _fields(item: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class SyntheticMoEDataModule(TensorDataModule):
 
     Each group has its own four experts; an expert f(x) is a sum of 4 ReLU units with N(0, 1) weights. The target of
     task t is sum_e softmax(w_t)_e f_e(x). The entries of w_t are N(0, 1), with ``correlation`` between the tasks of a
-    group. ``rows`` are the sizes of train, val and test. ``extras["task_group"] [T]`` is the group of each task.
+    group. ``rows`` are the sizes of train, val and test. ``ground_truth["task_group"] [T]`` is the group of each task.
     """
 
     @validated

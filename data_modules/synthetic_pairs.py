@@ -24,7 +24,8 @@ class SyntheticPairsDataModule(TasksDataModule):
     and ``task_p_1`` of pair p have w = u and w = ``rho`` u + sqrt(1 - ``rho``^2) v. The vectors u and v of all pairs
     are orthonormal, so tasks of different pairs are unrelated. Ma et al. publish neither alpha nor beta; alpha_i = i
     and beta_i = (i - 1)^2, the same for all tasks, are from Maziarz et al. ``rows`` are the sizes of train, val and
-    test of each task. ``extras["task_group"] [T]`` is the pair of each task, ``extras["task_weight"] [T, D]`` its w.
+    test of each task. ``ground_truth["task_group"] [T]`` is the pair of each task, ``ground_truth["task_weight"] [T,
+    D]`` its w.
     """
 
     @validated
@@ -57,8 +58,8 @@ class SyntheticPairsDataModule(TasksDataModule):
                 tasks[split][name] = part
         group = torch.arange(self.num_pairs).repeat_interleave(2)
         specs = [TaskSpec(name, "regression") for name in names]
-        extras = {"task_group": group, "task_weight": weight.float()}
-        return DataSpec({"x": Numeric(self.input_dim)}, specs, extras), tasks
+        ground_truth = {"task_group": group, "task_weight": weight.float()}
+        return DataSpec({"x": Numeric(self.input_dim)}, specs, ground_truth), tasks
 
 
 def draw_weights(pairs: int, input_dim: int, rho: float, generator: torch.Generator) -> Tensor:

@@ -27,9 +27,10 @@ class SyntheticRecoveryDataModule(TensorDataModule):
       over the true experts, and its sign is the label. The bias makes half of the labels positive: without one, units
       whose weights have the same sign, one in eight, would have labels of one class.
 
-    ``extras["expert_weight"] [E, 4, D]`` are the weights of all ``num_experts`` experts, ``extras["true_experts"]``
-    ``[num_true]`` the random indices of the true ones; if published, ``unit_weight [4]`` and ``unit_bias []`` those of
-    the logistic unit. The other experts have the same distribution and do not affect the labels.
+    ``ground_truth["expert_weight"] [E, 4, D]`` are the weights of all ``num_experts`` experts,
+    ``ground_truth["true_experts"]`` ``[num_true]`` the random indices of the true ones; if published, ``unit_weight
+    [4]`` and ``unit_bias []`` those of the logistic unit. The other experts have the same distribution and do not
+    affect the labels.
     """
 
     @validated
@@ -53,16 +54,16 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
         weight = draw_normal(self.num_experts, UNITS, self.input_dim, generator=generator)
         true = torch.randperm(self.num_experts, generator=generator)[: self.num_true].sort().values
-        extras = {"expert_weight": weight.float(), "true_experts": true}
+        ground_truth = {"expert_weight": weight.float(), "true_experts": true}
         if self.design == "published":
             unit = draw_normal(UNITS, generator=generator)
             score = relu_units(x, weight[true]).mean(1) @ unit
             bias = -score.median()
             label = (score + bias > 0).float()
-            extras |= {"unit_weight": unit.float(), "unit_bias": bias.float()}
+            ground_truth |= {"unit_weight": unit.float(), "unit_bias": bias.float()}
         else:
             mixture = relu_units(x, weight[true]).sum(-1).mean(1)
             logits = self.signal * (mixture - mixture.mean()) / mixture.std()
             label = torch.bernoulli(logits.sigmoid().float(), generator=generator)
-        spec = DataSpec({"x": Numeric(self.input_dim)}, [TaskSpec("label", "binary")], extras)
+        spec = DataSpec({"x": Numeric(self.input_dim)}, [TaskSpec("label", "binary")], ground_truth)
         return spec, split_rows(Batch({"x": x.float()}, {"label": label}), self.rows)

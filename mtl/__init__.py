@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
     from mtl.gates import SoftmaxSelectorGate as SoftmaxSelectorGate
     from mtl.gates import TaskTop1Gate as TaskTop1Gate
     from mtl.gates import TopKGate as TopKGate
-    from mtl.gates import adapt_gates as adapt_gates
+    from mtl.gates import update_adaptive_gates as update_adaptive_gates
     from mtl.networks.base import MultiTaskNetwork as MultiTaskNetwork
     from mtl.networks.mixture import MixtureOfExperts as MixtureOfExperts
     from mtl.python.estimator import MultiTaskModel as MultiTaskModel
@@ -57,7 +57,7 @@ _NAMES = {  # by module
     "mtl.use.compare": "compare",
     "mtl.use.trained": "TrainedModel load",
     "mtl.gates": "CometGate CosineGate DSelectKGate FixedGate Gate GumbelMatrixGate GumbelSoftmaxGate HashGate "
-    "Permutation ReMoEGate SoftmaxGate SoftmaxSelectorGate TaskTop1Gate TopKGate adapt_gates",
+    "Permutation ReMoEGate SoftmaxGate SoftmaxSelectorGate TaskTop1Gate TopKGate update_adaptive_gates",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_MODULES]

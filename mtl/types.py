@@ -330,13 +330,13 @@ def labelled(task: TaskSpec, target: Tensor) -> Tensor:
 class DataSpec:
     """Description of a data set: inputs by name, tasks in order.
 
-    ``extras`` holds the ground truth of simulated data by name (the true experts, the group of each task), for networks
-    and callbacks made for that simulation. It is empty for real data.
+    ``ground_truth`` holds the ground truth of simulated data by name (the true experts, the group of each task), for
+    networks and callbacks made for that simulation. It is empty for real data.
     """
 
     inputs: Mapping[str, InputSpec]
     tasks: Sequence[TaskSpec]
-    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    ground_truth: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def task_names(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import TaskSpec
 
 
@@ -13,5 +13,5 @@ def summed_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of ``task`` and its number of labels: two scalars."""
     weights = {} if weight is None else {task.name: weight}
-    _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target}, weights)
+    _, totals, counts = task_loss_sums({task.name: task}, {task.name: prediction}, {task.name: target}, weights)
     return totals[0], counts[0]

@@ -16,7 +16,7 @@ from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
-from mtl.training.weighting import Terms, shared_parameters
+from mtl.training.weighting import TaskLosses, shared_parameters
 from mtl.training.weighting.base import by_task
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
 from tests.conftest import ROOT
@@ -78,7 +78,7 @@ def task_losses(own: MultiTaskModule, data: Batch) -> Tensor:
     return by_task(terms(own, data), len(TASKS))[0]
 
 
-def terms(own: MultiTaskModule, data: Batch) -> list[Terms]:
+def terms(own: MultiTaskModule, data: Batch) -> list[TaskLosses]:
     """Return the terms of the loss of one batch."""
     return [own.task_losses(own(data.inputs), data)]
 

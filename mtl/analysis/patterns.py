@@ -105,22 +105,22 @@ def selected_experts(routing: Routing) -> Tensor:
     return torch.zeros_like(routing.weights, dtype=torch.bool).scatter_(-1, best, True)
 
 
-def compare_selections(routing: Routing, extras: Mapping[str, Tensor]) -> dict[str, float]:
+def compare_selections(routing: Routing, ground_truth: Mapping[str, Tensor]) -> dict[str, float]:
     """Compare the selections of a network's only mixture layer with the ground truth of simulated data, if it has one.
 
-    ``true_experts_found``: how many of the N experts in ``extras["true_experts"]`` are among the N with the largest
-    nonzero weights, mean over samples and tasks. With ``extras["task_group"]``: see ``jaccard_by_group``, and
-    ``distinct_experts``: how many experts a task selects, where selectors that agree count once.
+    ``true_experts_found``: how many of the N experts in ``ground_truth["true_experts"]`` are among the N with the
+    largest nonzero weights, mean over samples and tasks. With ``ground_truth["task_group"]``: see ``jaccard_by_group``,
+    and ``distinct_experts``: how many experts a task selects, where selectors that agree count once.
     """
     values: dict[str, Tensor] = {}
-    if "true_experts" in extras:
-        true = extras["true_experts"].to(routing.weights.device)
+    if "true_experts" in ground_truth:
+        true = ground_truth["true_experts"].to(routing.weights.device)
         values["true_experts_found"] = float64_if_supported(
             heaviest_experts(routing.weights, len(true))[..., true].sum(-1)
         ).mean()
-    if "task_group" in extras:
+    if "task_group" in ground_truth:
         chosen = selected_experts(routing)
-        values |= jaccard_by_group(chosen, extras["task_group"])
+        values |= jaccard_by_group(chosen, ground_truth["task_group"])
         values["distinct_experts"] = float64_if_supported(chosen.sum(-1)).mean()
     return {name: float(value) for name, value in values.items()}
 

@@ -38,12 +38,12 @@ class Tally:
     entropy: float = 0.0  # of the weights, mean over tasks
     binary: float = 0.0  # share of the selectors that are exactly one-hot
     selectors: float = 0.0  # number of samples whose gate has selectors
-    needed: float = 0.0  # share of the gate's products that a sample needs
+    active_fraction: float = 0.0  # share of the gate's products that a sample needs
 
-    def add(self, routing: Routing, rows: int, needed: float = 1.0) -> None:
+    def add(self, routing: Routing, rows: int, active_fraction: float = 1.0) -> None:
         """Add a batch of ``rows`` samples; of texts, each token that is routed counts as a sample.
 
-        ``needed``: see ``Gate.needed``.
+        ``active_fraction``: see ``Gate.active_fraction``.
         """
         if not rows:
             return
@@ -60,7 +60,7 @@ class Tally:
         self.active = self.active + self._spread(
             float64_if_supported((weights >= SMALLEST).sum((0, 2))) * times, routing.tasks
         )
-        self.needed += needed * rows
+        self.active_fraction += active_fraction * rows
         self.idle += float(float64_if_supported(~active.any(-1)).mean(-1).sum()) * times
         self.share = self.share + self._spread(weights.sum(0) * times, routing.tasks)
         self.union += float(active.any(1).sum()) * times

@@ -14,7 +14,7 @@ from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError, join_names
 from mtl.gates.base import Gate
 from mtl.networks.base import MultiTaskNetwork
-from mtl.networks.bottom import HashedTable
+from mtl.networks.bottom import HashEmbedding
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def grouped(names: Iterable[str]) -> str:
 def _tables(network: nn.Module) -> list[str]:
     """Return the names of the tables with a row for each id; the rows of hashed tables stand for other ids."""
     modules = dict(network.named_modules())
-    hashed = {f"{name}.table" for name, module in modules.items() if isinstance(module, HashedTable)}
+    hashed = {f"{name}.table" for name, module in modules.items() if isinstance(module, HashEmbedding)}
     tables = (name for name, module in modules.items() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return [f"{name}.weight" for name in tables if name not in hashed]
 

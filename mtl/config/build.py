@@ -62,7 +62,7 @@ def _check_combinations(cfg: DictConfig) -> None:
     trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
     compiled, tables, sharded = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_sharded(cfg)
     weighting = _class_of(_weighting(cfg))
-    compares = issubclass(weighting, Weighting) and weighting.needs_shared  # gradients of tasks
+    compares = issubclass(weighting, Weighting) and weighting.needs_task_gradients  # gradients of tasks
     inside = compares and cfg.weighting.get("at") == "representation"
     combines = compares and not inside  # writes gradients of parameters
     conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")

@@ -43,7 +43,7 @@ class Teacher:
         require(not wrong, f"distillation.teacher={self.path} does not fit this run: {'; '.join(wrong)}")
         try:
             with torch.random.fork_rng(devices=[]):
-                described = DataSpec(spec.inputs, self.tasks, spec.extras)
+                described = DataSpec(spec.inputs, self.tasks, spec.ground_truth)
                 network = build.build_network(self.cfg, described, load_pretrained=False)
             network.load_state_dict(self.weights, assign=True)  # without a copy
         except (InputError, RuntimeError) as error:

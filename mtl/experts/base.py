@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.pairs import Pairs, mix_pairs
+from mtl.experts.assignments import Assignments, mix_assigned
 from mtl.nn.dropout import Masks
 from mtl.options import Count, Dropout, validated
 
@@ -62,13 +62,13 @@ class Experts(nn.Module, ABC):
         """
         return mix(self._outputs(x, subset, masks), weights)
 
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
+    def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """Return ``mixture`` by ``weights [B, T, E]``, computing only the (sample, expert) ``pairs`` in use."""
         parts = []
         for expert, rows in enumerate(pairs.samples()):  # an expert without samples runs on 0 rows, for a gradient of 0
             own = None if masks is None else masks.of_rows(rows)
             parts.append(self._outputs(x.index_select(0, rows), [expert], own).squeeze(1))
-        return mix_pairs(torch.cat(parts), weights, pairs)
+        return mix_assigned(torch.cat(parts), weights, pairs)
 
     @torch.no_grad()
     def subset(self, used: Sequence[int]) -> Self:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from mtl.checks import InputError, require
+from mtl.experts.assignments import Assignments
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
-from mtl.experts.pairs import Pairs
 from mtl.nn.dropout import Masks
 from mtl.nn.linear import matching
 from mtl.options import Count, CountOrZero, Dropout, validated
@@ -76,12 +76,12 @@ class StackedConv(Experts):
         """Map ``x [B, C, H, W]`` to ``[B, E, H]``."""
         return self.dense.outputs(self.features(x, subset), subset, masks)
 
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
+    def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
         kernels = self.kernels()
         # An expert without samples convolves 0 rows: with DDP every parameter must take part in every step
         parts = [self.convolve(x.index_select(0, rows), kernels[e]) for e, rows in enumerate(pairs.samples())]
-        return self.dense.gathered_mixture(torch.cat(parts), weights, pairs, masks)
+        return self.dense.grouped_mixture(torch.cat(parts), weights, pairs, masks)
 
     def features(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Return the experts' convolutions of ``x [B, C, H, W]``, flattened to ``[B, E, F]``."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError
+from mtl.experts.assignments import Assignments, mix_assigned
 from mtl.experts.base import Experts
-from mtl.experts.pairs import Pairs, mix_pairs
 from mtl.nn.dropout import Masks
 from mtl.nn.linear import affine, grouped_linear, matching
 from mtl.options import Count, Dropout, validated
@@ -62,14 +62,14 @@ class StackedDense(Experts):
         x = x if x.dim() == 3 else x[:, None]  # without layers
         return x.expand(-1, self.num_experts if subset is None else len(subset), -1)
 
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
+    def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
-        return self.gathered_mixture(x.index_select(0, pairs.sample), weights, pairs, masks)
+        return self.grouped_mixture(x.index_select(0, pairs.sample), weights, pairs, masks)
 
-    def gathered_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
-        """Return ``pairs_mixture`` of ``x [P, D]``, one input per pair."""
+    def grouped_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
+        """Return ``sparse_mixture`` of ``x [P, D]``, one input per pair."""
         for index, linear in enumerate(self.layers):
             weight, bias = linear.parameters()
             x = grouped_linear(x, weight, bias, pairs.expert, pairs.counts).relu()  # [P, H]
             x = x if masks is None else masks.of_pairs(x, index, pairs.sample, pairs.expert)
-        return mix_pairs(x, weights, pairs)
+        return mix_assigned(x, weights, pairs)

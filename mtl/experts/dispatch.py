@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import all_reduce_sum, world_size
+from mtl.experts.assignments import Assignments
 from mtl.experts.base import Experts
-from mtl.experts.pairs import Pairs
 from mtl.options import validated
 from mtl.types import Routing
 
@@ -45,7 +45,7 @@ class Dispatch(nn.Module):
         if weights.dim() == 2:  # every sample uses the same experts
             used = (weights != 0).any(0).nonzero().flatten().tolist()
             return experts.mixture(x, weights[:, used], used, masks)
-        return experts.pairs_mixture(x, weights, Pairs(weights.detach()), masks)
+        return experts.sparse_mixture(x, weights, Assignments(weights.detach()), masks)
 
     def adapt(self, *weights: Tensor) -> None:
         """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75.

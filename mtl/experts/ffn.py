@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.experts.assignments import Assignments, mix_assigned
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedLinear
-from mtl.experts.pairs import Pairs, mix_pairs
 from mtl.nn.dropout import Masks
 from mtl.nn.linear import grouped_linear
 from mtl.options import Count, Dropout, validated
@@ -52,7 +52,7 @@ class StackedFFN(Experts):
         chosen = slice(None) if subset is None else list(subset)
         return self._normalised(x[:, None] + out, self.norm_weight[chosen], self.norm_bias[chosen])
 
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
+    def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
         rows = x.index_select(0, pairs.sample)  # [P, D]
         hidden = F.gelu(grouped_linear(rows, self.up.weight, self.up.bias, pairs.expert, pairs.counts))  # [P, W]
@@ -60,7 +60,7 @@ class StackedFFN(Experts):
         out = out if masks is None else masks.of_pairs(out, 0, pairs.sample, pairs.expert)
         if self.own_norm:
             out = self._normalised(rows + out, self.norm_weight[pairs.expert], self.norm_bias[pairs.expert])
-        return mix_pairs(out, weights, pairs)
+        return mix_assigned(out, weights, pairs)
 
     def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (self.input_dim,), eps=self.norm_eps) * weight + bias

@@ -1,6 +1,6 @@
 """Gates: one class per file, each holding the gates of all tasks."""
 
-from mtl.gates.adaptive import adapt_gates
+from mtl.gates.adaptive import update_adaptive_gates
 from mtl.gates.base import Gate
 from mtl.gates.comet import CometGate
 from mtl.gates.cosine import CosineGate
@@ -32,5 +32,5 @@ __all__ = [
     "SoftmaxSelectorGate",
     "TaskTop1Gate",
     "TopKGate",
-    "adapt_gates",
+    "update_adaptive_gates",
 ]

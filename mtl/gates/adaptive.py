@@ -16,7 +16,7 @@ class AdaptiveGate(Gate):
     """Base of gates that measure in training and adapt after each step, without a gradient.
 
     ``route`` returns what ``measure`` gives as ``Routing.measured``. A callback, or whoever trains, passes it to
-    ``adapt_gates``.
+    ``update_adaptive_gates``.
     """
 
     def state(self) -> Tensor | None:
@@ -44,7 +44,7 @@ class AdaptiveGate(Gate):
 
 
 @torch.no_grad()
-def adapt_gates(network: nn.Module, measured: Iterable[tuple[AdaptiveGate, Tensor]]) -> None:
+def update_adaptive_gates(network: nn.Module, measured: Iterable[tuple[AdaptiveGate, Tensor]]) -> None:
     """Let the gates of ``network`` adapt to what they ``measured`` in the batches of a step.
 
     All processes must call this after each step; the states of the gates stay equal in all of them.

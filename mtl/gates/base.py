@@ -107,7 +107,7 @@ class Gate(KeepsBufferPrecision):
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""
         raise NotImplementedError
 
-    def needed(self, selectors: Tensor | None) -> float:
+    def active_fraction(self, selectors: Tensor | None) -> float:
         """Return the share of the gate's multiply-adds that these selectors need, mean over samples.
 
         ``selectors``: of ``Routing``. A gate that need not compute all of its logits replaces this.
@@ -132,7 +132,7 @@ class Gate(KeepsBufferPrecision):
         weight = at_least_float32(weight)
         return affine(x, weight if tasks is None else weight[tasks], bias)
 
-    def add_affine(self, name: str, shape: Sequence[int], bound: float, bias_bound: float | None = None) -> None:
+    def add_linear(self, name: str, shape: Sequence[int], bound: float, bias_bound: float | None = None) -> None:
         """Add parameters ``<name>weight [*shape, D]`` (unless static) and ``<name>bias [*shape]``, U(-bound, bound).
 
         ``bias_bound``: another bound for the biases.
@@ -143,7 +143,7 @@ class Gate(KeepsBufferPrecision):
         bound = bound if bias_bound is None else bias_bound
         self.register_parameter(f"{name}bias", nn.Parameter(torch.empty(*shape).uniform_(-bound, bound)))
 
-    def add_schedulable(self, name: str, value: float, persistent: bool = False) -> None:
+    def add_scheduled_buffer(self, name: str, value: float, persistent: bool = False) -> None:
         """Add a scalar buffer that a schedule may change.
 
         ``persistent``: evaluation, or a run that resumes without the schedule, depends on it.
@@ -169,8 +169,8 @@ class GateWrapper(Gate):
         """Return the ``routing`` of the wanted ``tasks`` (None: all), changed."""
         raise NotImplementedError
 
-    def needed(self, selectors: Tensor | None) -> float:
-        return self.gate.needed(selectors)
+    def active_fraction(self, selectors: Tensor | None) -> float:
+        return self.gate.active_fraction(selectors)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         return self.gate.task_parameters()

@@ -40,9 +40,9 @@ class CometGate(Gate):
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
         self.k, self.gamma = k, gamma
-        self.add_schedulable("entropy_weight", entropy_weight)
-        self.add_affine("split_", (self.num_gates, num_experts - 1, k), gamma / 100)
-        self.add_affine("leaf_", (self.num_gates, num_experts, k), WEIGHT_RANGE)
+        self.add_scheduled_buffer("entropy_weight", entropy_weight)
+        self.add_linear("split_", (self.num_gates, num_experts - 1, k), gamma / 100)
+        self.add_linear("leaf_", (self.num_gates, num_experts, k), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         split = self.affine(x, "split_", tasks)  # [B, T, E-1, K]
@@ -52,7 +52,7 @@ class CometGate(Gate):
         losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
         return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
-    def needed(self, selectors: Tensor | None) -> float:
+    def active_fraction(self, selectors: Tensor | None) -> float:
         """Return the share of the splits and leaves on paths of nonzero probability (table 5: k log n of k n)."""
         if selectors is None or not selectors.numel():
             return 1.0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.gates.balance import balance_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_k
-from mtl.gates.topk import keep_largest
+from mtl.gates.topk import top_k_weights
 from mtl.nn.functional import at_least_float32
 from mtl.nn.linear import affine
 from mtl.options import Count, NotNegative, Positive, validated
@@ -62,7 +62,7 @@ class CosineGate(Gate):
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         assert x is not None
         logits = self._logits(x, slice(None) if tasks is None else tasks)
-        weights, index = keep_largest(logits, logits.softmax(-1), self.k, self.normalize)
+        weights, index = top_k_weights(logits, logits.softmax(-1), self.k, self.normalize)
         losses = {}
         if self.balance_weight > 0:
             selected = torch.zeros_like(logits).scatter(-1, index, 1.0)

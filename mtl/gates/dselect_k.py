@@ -47,9 +47,9 @@ class DSelectKGate(Gate):
         super().__init__(num_tasks, num_experts, input_dim, **common)
         self.k, self.gamma, self.reachability_weight = k, gamma, reachability_weight
         self.num_bits = (num_experts - 1).bit_length()
-        self.add_schedulable("entropy_weight", entropy_weight)
-        self.add_affine("selector_", (self.num_gates, k, self.num_bits), gamma / 100)
-        self.add_affine("mix_", (self.num_gates, k), WEIGHT_RANGE)
+        self.add_scheduled_buffer("entropy_weight", entropy_weight)
+        self.add_linear("selector_", (self.num_gates, k, self.num_bits), gamma / 100)
+        self.add_linear("mix_", (self.num_gates, k), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         bits = self.affine(x, "selector_", tasks)  # [B, T, K, m]

@@ -46,8 +46,8 @@ class GumbelMatrixGate(Gate):
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)
         self.budget = budget
-        self.add_schedulable("budget_weight", budget_weight)
-        self.add_schedulable("temperature", temperature, persistent=True)
+        self.add_scheduled_buffer("budget_weight", budget_weight)
+        self.add_scheduled_buffer("temperature", temperature, persistent=True)
         p = torch.full((self.num_gates, num_experts), float(initial_probability))
         self.logits = nn.Parameter(torch.stack([p.log(), (-p).log1p()], -1))
         self.budgeted: tuple[GumbelMatrixGate, ...] = (self,)  # a tuple: they are not parts of this gate

@@ -42,11 +42,11 @@ class GumbelSoftmaxGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        self.add_schedulable("sparsity_weight", sparsity_weight)
-        self.add_schedulable("temperature", temperature, persistent=True)
+        self.add_scheduled_buffer("sparsity_weight", sparsity_weight)
+        self.add_scheduled_buffer("temperature", temperature, persistent=True)
         shape = (self.num_gates, num_experts)
-        self.add_affine("", shape, WEIGHT_RANGE)
-        self.add_affine("switch_", shape, WEIGHT_RANGE)
+        self.add_linear("", shape, WEIGHT_RANGE)
+        self.add_linear("switch_", shape, WEIGHT_RANGE)
         with torch.no_grad():
             self.get_parameter("switch_bias").add_(torch.tensor(initial_probability).logit())
 

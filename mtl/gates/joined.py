@@ -40,15 +40,17 @@ class JoinedGates(Gate):
             parts.append(gates[index](part, inputs, [wanted[column] - self.first[index] for column in columns]))
         return joined(parts)
 
-    def needed(self, selectors: Tensor | None) -> float:
+    def active_fraction(self, selectors: Tensor | None) -> float:
         gates: list[Any] = list(self.gates.values())
         if {(type(gate), gate.num_tasks) for gate in gates} == {(type(gates[0]), 1)}:  # all need the same products
-            return float(gates[0].needed(selectors))
+            return float(gates[0].active_fraction(selectors))
         if selectors is None or selectors.shape[-3] < self.num_tasks:  # of some tasks only: count all products
             return 1.0
         parts = zip(gates, selectors.split([gate.num_tasks for gate in gates], -3), strict=True)
         products = [sum(p.numel() for p in gate.parameters()) for gate in gates]
-        return sum(n * gate.needed(part) for n, (gate, part) in zip(products, parts, strict=True)) / sum(products)
+        return sum(n * gate.active_fraction(part) for n, (gate, part) in zip(products, parts, strict=True)) / sum(
+            products
+        )
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         owned: dict[nn.Parameter, Sequence[int]] = {}

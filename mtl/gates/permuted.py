@@ -137,13 +137,13 @@ class PermutedGate(GateWrapper):
     def change(self, routing: Routing, tasks: list[int] | None) -> Routing:
         return self.permutation(routing, tasks, self.sums_to_one)
 
-    def needed(self, selectors: Tensor | None) -> float:
+    def active_fraction(self, selectors: Tensor | None) -> float:
         if selectors is None:
-            return self.gate.needed(None)
+            return self.gate.active_fraction(None)
         back = self.permutation.assignment().argsort(-1)[:, None]  # [P, 1, E]
         if len(back) not in (1, selectors.shape[-3]):
             return 1.0  # the selectors of some tasks, which are not named
-        return self.gate.needed(selectors.gather(-1, back.expand(selectors.shape)))
+        return self.gate.active_fraction(selectors.gather(-1, back.expand(selectors.shape)))
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         logits = [self.permutation.logits] if self.permutation.per_task else []

@@ -54,7 +54,7 @@ class ReMoEGate(AdaptiveGate):
         require(input_dim is not None, "the ReMoE gate cannot be static: a weight that is 0 for all rows stays 0")
         self.k, self.l1_factor, self.balance = k, l1_factor, balance
         self.register_buffer("l1", torch.full((self.num_gates,), float(initial_l1)))
-        self.add_affine("", (self.num_gates, num_experts), WEIGHT_RANGE)
+        self.add_linear("", (self.num_gates, num_experts), WEIGHT_RANGE)
         with torch.no_grad():
             self.get_parameter("bias").add_(1 / num_experts)
 

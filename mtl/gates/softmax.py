@@ -18,7 +18,7 @@ class SoftmaxGate(Gate):
     @validated
     def __init__(self, num_tasks: int, num_experts: int, input_dim: int | None = None, **common: Any) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        self.add_affine("", (self.num_gates, num_experts), WEIGHT_RANGE)
+        self.add_linear("", (self.num_gates, num_experts), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         return Routing(self.affine(x, "", tasks).softmax(-1), exact_zeros=True)

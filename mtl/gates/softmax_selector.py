@@ -36,10 +36,10 @@ class SoftmaxSelectorGate(Gate):
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
         self.k = k
-        self.add_schedulable("entropy_weight", entropy_weight)
-        self.add_schedulable("temperature", temperature, persistent=True)
-        self.add_affine("selector_", (self.num_gates, k, num_experts), WEIGHT_RANGE)
-        self.add_affine("mix_", (self.num_gates, k), WEIGHT_RANGE)
+        self.add_scheduled_buffer("entropy_weight", entropy_weight)
+        self.add_scheduled_buffer("temperature", temperature, persistent=True)
+        self.add_linear("selector_", (self.num_gates, k, num_experts), WEIGHT_RANGE)
+        self.add_linear("mix_", (self.num_gates, k), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         selectors = (self.affine(x, "selector_", tasks) / self.temperature).softmax(-1)  # [B, T, K, E]

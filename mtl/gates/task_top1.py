@@ -41,7 +41,7 @@ class TaskTop1Gate(Gate):
         super().__init__(num_tasks, num_experts, input_dim, **common)
         require(bias or input_dim is not None, "bias=false: a static gate has nothing but its bias")
         self.balance_weight, self.keep_scale, self.sums_to_one = balance_weight, keep_scale, keep_scale
-        self.add_affine("", (self.num_gates, num_experts), WEIGHT_RANGE)
+        self.add_linear("", (self.num_gates, num_experts), WEIGHT_RANGE)
         if initial_std is not None and input_dim is not None:
             nn.init.normal_(self.get_parameter("weight"), std=initial_std)
             nn.init.zeros_(self.get_parameter("bias"))

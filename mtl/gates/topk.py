@@ -32,7 +32,7 @@ class TopKGate(AdaptiveGate):
     divided by their sum if ``normalize="after"`` (DeepSeek-V3: DeepSeek-AI 2024, equations 13 to 15).
 
     ``bias_rate`` u > 0 balances the load without a loss (Wang et al. 2024, algorithm 1): the k experts with the largest
-    scores plus ``choice_bias [T, E]`` are kept, and their weights are computed without it. After each step,
+    scores plus ``expert_bias [T, E]`` are kept, and their weights are computed without it. After each step,
     choice_bias_i += u sign(mean load - load_i), where the load is the number of rows that keep expert i for the task.
 
     W and b start U(-``initial_range``, ``initial_range``). With None they start as in COMET's repository, by the
@@ -77,18 +77,18 @@ class TopKGate(AdaptiveGate):
             f"bias_rate={bias_rate}: needs a gate that depends on the example, and load_weight=0",
         )
         self.k, self.noisy, self.normalize, self.scores, self.bias_rate = k, noisy, normalize, scores, bias_rate
-        self.choice_bias: Tensor | None
-        self.register_buffer("choice_bias", torch.zeros(self.num_gates, num_experts) if bias_rate else None)
+        self.expert_bias: Tensor | None
+        self.register_buffer("expert_bias", torch.zeros(self.num_gates, num_experts) if bias_rate else None)
         self.sums_to_one = normalize == "after"
         shape = (self.num_gates, num_experts)
         if initial_range is not None:
-            self.add_affine("", shape, initial_range)
+            self.add_linear("", shape, initial_range)
         elif self.width is None:
-            self.add_affine("", shape, (3 / num_experts) ** 0.5)
+            self.add_linear("", shape, (3 / num_experts) ** 0.5)
         else:
-            self.add_affine("", shape, (6 / (self.width + num_experts)) ** 0.5, bias_bound=0.0)
+            self.add_linear("", shape, (6 / (self.width + num_experts)) ** 0.5, bias_bound=0.0)
         if noisy:
-            self.add_affine("noise_", shape, WEIGHT_RANGE)
+            self.add_linear("noise_", shape, WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         clean = logits = self.affine(x, "", tasks)  # [B, T, E] or [T, E]
@@ -99,22 +99,22 @@ class TopKGate(AdaptiveGate):
         logs = F.logsigmoid(logits) if self.scores == "sigmoid" else logits  # log s, up to a constant
         scores = logs.exp() if self.scores == "sigmoid" else logs.softmax(-1)
         choice = None
-        if self.choice_bias is not None:
-            choice = scores.detach() + (self.choice_bias if tasks is None else self.choice_bias[tasks])
-        weights, index = keep_largest(logs, scores, self.k, self.normalize, choice)
+        if self.expert_bias is not None:
+            choice = scores.detach() + (self.expert_bias if tasks is None else self.expert_bias[tasks])
+        weights, index = top_k_weights(logs, scores, self.k, self.normalize, choice)
         routing = Routing(weights, self._losses(clean, logits, stddev, weights, index), exact_zeros=True)
-        if self.choice_bias is None:
+        if self.expert_bias is None:
             return routing
         load = torch.zeros_like(scores).scatter_(-1, index, 1.0).sum(0)  # [T, E]
         return replace(routing, measured=self.measure(load, tasks))
 
     def state(self) -> Tensor | None:
-        return self.choice_bias
+        return self.expert_bias
 
     def adapt(self, measured: Tensor) -> None:
-        assert self.choice_bias is not None
+        assert self.expert_bias is not None
         mean = measured.sum(-1, keepdim=True)  # E times the mean: whole numbers have no rounding
-        self.choice_bias.add_(self.bias_rate * (mean - measured * self.num_experts).sign())
+        self.expert_bias.add_(self.bias_rate * (mean - measured * self.num_experts).sign())
 
     def _losses(
         self, clean: Tensor, logits: Tensor, stddev: Tensor, weights: Tensor, index: Tensor
@@ -133,7 +133,7 @@ class TopKGate(AdaptiveGate):
         return {name: weight * terms[name]() for name, weight in self.loss_weights.items() if weight > 0}
 
 
-def keep_largest(
+def top_k_weights(
     logs: Tensor, scores: Tensor, k: int, normalize: Literal["before", "after"], choice: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the weights ``[..., E]`` of the k experts with the largest ``choice``, and their numbers ``[..., k]``.

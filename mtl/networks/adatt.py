@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate, GateWrapper
-from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.heads import Heads, NoHeads
 from mtl.networks.levels import LeveledNetwork
 from mtl.options import Count, CountOrZero, validated
 from mtl.types import DataSpec, Routing
@@ -69,7 +69,7 @@ class AdaTT(LeveledNetwork):
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | SumHeads],
+        heads: Callable[..., Heads | NoHeads],
         upper_experts: Callable[..., Experts] | None = None,
         static_gate: bool = False,
         execution: Execution = "auto",

@@ -52,17 +52,17 @@ class AITM(Heads):
         self.order = sorted((task.name for task in later), key=lambda name: len(chain(known[name], known)))
         self.transfers = nn.ModuleList(Transfer(self.hidden.output_dim) for _ in self.order)
 
-    def features(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
-        """See ``Heads``. A task needs the tasks before it among the ``wanted`` ones."""
-        hidden = super().features(x, wanted).expand(-1, len(wanted), -1)
-        features = dict(zip(wanted, hidden.unbind(1), strict=True))
+    def features(self, x: Tensor, task_ids: Sequence[int]) -> Tensor:
+        """See ``Heads``. A task needs the tasks before it among the ``task_ids`` ones."""
+        hidden = super().features(x, task_ids).expand(-1, len(task_ids), -1)
+        features = dict(zip(task_ids, hidden.unbind(1), strict=True))
         index = {task.name: number for number, task in enumerate(self.tasks)}
         for name, transfer in zip(self.order, self.transfers, strict=True):
             number, before = index[name], index[str(self.tasks[index[name]].after)]
             if number in features:
                 require(before in features, f"heads=aitm: {name} needs a prediction of {self.tasks[before].name} too")
                 features[number] = transfer(features[before], features[number])
-        return torch.stack([features[number] for number in wanted], 1)
+        return torch.stack([features[number] for number in task_ids], 1)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """See ``Heads``."""

@@ -35,16 +35,18 @@ class MultiTaskNetwork(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch. Raises InputError for an unknown task."""
-        wanted = wanted_tasks(self.tasks, tasks)
-        mixed, routings = self.mix(self.bottom(inputs), inputs, wanted)
+        task_ids = select_tasks(self.tasks, tasks)
+        mixed, routings = self.mix(self.bottom(inputs), inputs, task_ids)
         if self.expand_representation:
-            mixed = mixed.expand(-1, len(wanted), -1)
-        return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings), representation=mixed)
+            mixed = mixed.expand(-1, len(task_ids), -1)
+        return NetworkOutput(self.heads(mixed, task_ids), routings, sum_losses(routings), representation=mixed)
 
-    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
-        """Return what the heads of the ``wanted`` tasks read, and the routings by name.
+    def mix(
+        self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
+    ) -> tuple[Tensor, dict[str, Routing]]:
+        """Return what the heads of the ``task_ids`` tasks read, and the routings by name.
 
-        ``x [B, D]``, or images: the bottom's output. ``inputs``: the raw inputs, for gates that read one. ``wanted``:
+        ``x [B, D]``, or images: the bottom's output. ``inputs``: the raw inputs, for gates that read one. ``task_ids``:
         the indices of the t tasks, in order. The first result is ``[B, t, H]``, or ``[B, 1, H]`` if it is the same for
         all tasks; see also ``NetworkOutput.representation``, and ``NetworkOutput.routings`` for the names.
         """
@@ -69,7 +71,7 @@ def check_network(network: object) -> None:
     require(fits, f"network: {type(network).__name__} must be a mtl.MultiTaskNetwork; see docs/extend.md")
 
 
-def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:
+def select_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:
     """Return the indices of the named tasks, in the order of ``tasks``; None means all. Raises InputError."""
     if names is None:
         return list(range(len(tasks)))

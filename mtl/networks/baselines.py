@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from mtl.checks import require
-from mtl.networks.base import MultiTaskNetwork, wanted_tasks
+from mtl.networks.base import MultiTaskNetwork, select_tasks
 from mtl.networks.heads import Heads
 from mtl.options import Name, Some, validated
 from mtl.types import DataSpec, NetworkOutput, Routing
@@ -29,7 +29,9 @@ class SharedBottom(MultiTaskNetwork):
         self.trunk = experts(num_experts=1, input_dim=self.bottom.output_dim)
         self.heads = heads(tasks=self.tasks, input_dim=self.trunk.output_dim)
 
-    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+    def mix(
+        self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
+    ) -> tuple[Tensor, dict[str, Routing]]:
         """See ``MultiTaskNetwork``."""
         return self.trunk(x), {}  # [B, 1, H]
 
@@ -57,12 +59,12 @@ class Grouped(MultiTaskNetwork):
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = [self.tasks[index].name for index in wanted_tasks(self.tasks, tasks)]
+        task_ids = [self.tasks[index].name for index in select_tasks(self.tasks, tasks)]
         predictions: dict[str, Tensor] = {}
         for network, group in zip(self.networks, self.groups, strict=True):
-            if own := [name for name in group if name in wanted]:
+            if own := [name for name in group if name in task_ids]:
                 predictions |= network(inputs, own).predictions
-        return NetworkOutput({name: predictions[name] for name in wanted})
+        return NetworkOutput({name: predictions[name] for name in task_ids})
 
 
 class SingleTask(Grouped):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.networks.attention import TargetAttention
-from mtl.networks.numbers import NumberEmbedding, SqueezedNumbers
+from mtl.networks.numbers import PiecewiseLinearEmbedding, SoftClip
 from mtl.nn.functional import at_least_float32
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
@@ -24,7 +24,7 @@ HASHES = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): any nu
 Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table
 
 
-def bottom_for(
+def build_bottom(
     inputs: Mapping[str, InputSpec],
     embedding_dim: Count | None = 128,
     attention_units: Sequence[Count] = (36,),
@@ -69,13 +69,15 @@ class TabularBottom(nn.Module):
     """Concatenate an embedding of each categorical input and of each list with the numeric inputs.
 
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). With None, each input's number of ids decides,
-    see ``embedding_dim_for``, and they start N(0, 0.3^2). That of a list is the mean over its elements, zeros for an
-    empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units`` sums
-    them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashedTable``. If it has more
-    only since a later run, earlier ids keep their rows, and the ids beyond the table have the mean of two hashed rows.
+    see ``default_embedding_dim``, and they start N(0, 0.3^2). That of a list is the mean over its elements, zeros for
+    an empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units``
+    sums them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashEmbedding``. If it
+    has more only since a later run, earlier ids keep their rows, and the ids beyond the table have the mean of two
+    hashed rows.
 
-    Numbers are unchanged, except that those whose edges the data module has learnt are ``squeezed``; with
-    ``number_dim``, they get a ``NumberEmbedding`` of so many entries too. ``output_dim`` D is known after construction.
+    Numbers are unchanged, except that those whose edges the data module has learnt are ``soft_clip``; with
+    ``number_dim``, they get a ``PiecewiseLinearEmbedding`` of so many entries too. ``output_dim`` D is known after
+    construction.
     """
 
     @validated
@@ -97,7 +99,7 @@ class TabularBottom(nn.Module):
         self.targets = {name: str(spec.target) for name, spec in attended.items()}  # of each list that has one
         sizes = {str(spec.target): spec.size for spec in attended.values()}
         dims = {
-            name: embedding_dim or embedding_dim_for(sizes.get(name, spec.size) - spec.added)
+            name: embedding_dim or default_embedding_dim(sizes.get(name, spec.size) - spec.added)
             for name, spec in inputs.items()
             if isinstance(spec, Categorical | Bag)
         }
@@ -118,7 +120,7 @@ class TabularBottom(nn.Module):
                 else:
                     nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
                 hashed = size - spec.added > rows
-                self.embeddings.append(HashedTable(table) if hashed else table)
+                self.embeddings.append(HashEmbedding(table) if hashed else table)
                 self.categorical.append(name)
                 if rows < size and not hashed:
                     self.overfull.add(name)
@@ -128,10 +130,10 @@ class TabularBottom(nn.Module):
                     self.numbers.append(nn.Identity())
                     self.output_dim += spec.width
                 elif number_dim is None:
-                    self.numbers.append(SqueezedNumbers(spec.edges))
+                    self.numbers.append(SoftClip(spec.edges))
                     self.output_dim += spec.width
                 else:
-                    embedding = NumberEmbedding(spec.edges, number_dim)
+                    embedding = PiecewiseLinearEmbedding(spec.edges, number_dim)
                     self.numbers.append(embedding)
                     self.output_dim += embedding.output_dim
             else:
@@ -166,7 +168,7 @@ class TabularBottom(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def embedding_dim_for(size: int) -> int:
+def default_embedding_dim(size: int) -> int:
     """Return a width for the embeddings of ``size`` ids: 2 for two ids, 16 for 58 or more.
 
     1.6 size^0.56, a rule of thumb of the fastai library, with an upper bound.
@@ -174,7 +176,7 @@ def embedding_dim_for(size: int) -> int:
     return min(WIDEST, round(1.6 * size**0.56))
 
 
-class HashedTable(nn.Module):
+class HashEmbedding(nn.Module):
     """Sum two rows of ``table``, which two hash functions choose by the id (hash embeddings, Svenstrup et al. 2017).
 
         h(id) = 1 + ((a id + b) mod (2^31 - 1)) mod (rows - 1),    h(0) = 0

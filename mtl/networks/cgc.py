@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtl.experts.assignments import Assignments
 from mtl.experts.base import Experts
-from mtl.experts.pairs import Pairs
 from mtl.gates.base import Gate, GateWrapper
 from mtl.nn.dropout import Masks
 from mtl.types import Routing
 
 
-class OwnedExperts(Experts):
+class TaskExperts(Experts):
     """Experts of several owners as one stack; each part of it reads its own input.
 
     ``parts``: the experts of each owner, in the order of the stack. Of ``x [B, O, D]`` part p reads ``x[:, rows[p]]``.
@@ -40,18 +40,18 @@ class OwnedExperts(Experts):
             return outputs
         return outputs[:, [ordered.index(expert) for expert in subset]]
 
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
+    def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``. The mixture is the sum of the mixtures of the parts."""
         columns = zip(torch.split(weights, self.counts, -1), torch.split(pairs.nonzero, self.counts, -1), strict=True)
         parts = zip(self._each(x, masks), columns, strict=True)
-        return sum(part.pairs_mixture(own, w, Pairs(used), drop) for (part, own, drop), (w, used) in parts)
+        return sum(part.sparse_mixture(own, w, Assignments(used), drop) for (part, own, drop), (w, used) in parts)
 
     @torch.no_grad()
-    def subset(self, used: Sequence[int]) -> OwnedExperts:
+    def subset(self, used: Sequence[int]) -> TaskExperts:
         """See ``Experts``; parts that have none of the experts ``used`` are left out."""
         local: Any = zip(self.parts, self._local(used), self.rows, strict=True)
         parts = [(part.subset(numbers), row) for part, numbers, row in local if numbers]
-        return OwnedExperts([part for part, _ in parts], [row for _, row in parts])
+        return TaskExperts([part for part, _ in parts], [row for _, row in parts])
 
     def _each(self, x: Tensor, masks: Masks | None) -> Iterator[tuple[Any, Tensor, Masks | None]]:
         """Yield each part with its input and its dropout masks."""
@@ -90,7 +90,7 @@ class SpreadGate(GateWrapper):
         selectors = None if selectors is None else spread(selectors, columns[:, None])
         return replace(routing, weights=spread(routing.weights, columns), selectors=selectors)
 
-    def needed(self, selectors: Tensor | None) -> float:
+    def active_fraction(self, selectors: Tensor | None) -> float:
         if selectors is None or selectors.shape[-3] < self.num_tasks:  # of some tasks only: count all products
             return 1.0
-        return super().needed(selectors.gather(-1, self.columns[:, None].expand(*selectors.shape[:-1], -1)))
+        return super().active_fraction(selectors.gather(-1, self.columns[:, None].expand(*selectors.shape[:-1], -1)))

@@ -25,7 +25,7 @@ class Component(nn.Module):
     kind = ""  # a short name, for reports; "": that of the class
 
     @staticmethod
-    def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
+    def batched_forward(copies: Sequence[Any], x: Tensor) -> Tensor:
         """Map ``x [B, *input_dim]`` to the outputs ``[B, n, *output_dim]`` of n identically built components."""
         return torch.stack([component(x) for component in copies], 1)
 
@@ -69,9 +69,9 @@ class Convolutions(Component):
         self.kind = "-".join(f"{size[0]}x{size[1]}" for size in sizes)
 
     @staticmethod
-    def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
+    def batched_forward(copies: Sequence[Any], x: Tensor) -> Tensor:
         if len(copies[0].body) != 2:  # more than one convolution and a relu
-            return Component.side_by_side(copies, x)
+            return Component.batched_forward(copies, x)
         first = copies[0].body[0]
         weight, bias = (torch.cat([getattr(copy.body[0], name) for copy in copies]) for name in ("weight", "bias"))
         # One convolution for all copies: a call costs more than the arithmetic of a few channels
@@ -146,7 +146,7 @@ class DenseLayers(Component):
         self.output_dim, self.kind = widths[-1], "dense"
 
     @staticmethod
-    def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
+    def batched_forward(copies: Sequence[Any], x: Tensor) -> Tensor:
         y = x.expand(len(copies), *x.shape)
         for layers in zip(*(copy.body for copy in copies), strict=True):
             if isinstance(layers[0], nn.Linear):

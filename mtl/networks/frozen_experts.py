@@ -14,7 +14,7 @@ from mtl.experts.base import Experts
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import TabularBottom
-from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.heads import Heads, NoHeads
 from mtl.networks.mmoe import MMoE
 from mtl.nn.dropout import Masks
 from mtl.types import DataSpec, TaskSpec
@@ -41,26 +41,26 @@ class FrozenExperts(Experts):
         return units.sum(-1, keepdim=True) if self.summed else units
 
 
-class LogisticUnits(SumHeads):
+class LogisticHeads(NoHeads):
     """Map the number x of a task, its mixture, to a logit: ``scale [T]`` * x + ``bias [T]``."""
 
     def __init__(self, tasks: Sequence[TaskSpec], input_dim: int) -> None:
         super().__init__(tasks, input_dim)
         self.scale, self.bias = nn.Parameter(torch.ones(len(tasks))), nn.Parameter(torch.zeros(len(tasks)))
 
-    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Map ``x [B, len(wanted), 1]`` to logits ``[B]`` by task name."""
-        numbers = super().forward(x, wanted).items()
-        return {name: y * self.scale[task] + self.bias[task] for task, (name, y) in zip(wanted, numbers, strict=True)}
+    def forward(self, x: Tensor, task_ids: Sequence[int]) -> dict[str, Tensor]:
+        """Map ``x [B, len(task_ids), 1]`` to logits ``[B]`` by task name."""
+        numbers = super().forward(x, task_ids).items()
+        return {name: y * self.scale[task] + self.bias[task] for task, (name, y) in zip(task_ids, numbers, strict=True)}
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """See ``Heads``."""
         return dict.fromkeys(self.parameters(), range(len(self.tasks)))
 
     @torch.no_grad()
-    def only(self, task: int) -> LogisticUnits:
+    def only(self, task: int) -> LogisticHeads:
         """Return a copy of the unit of one task."""
-        unit = LogisticUnits([self.tasks[task]], self.input_dim)
+        unit = LogisticHeads([self.tasks[task]], self.input_dim)
         unit.load_state_dict({name: value[[task]] for name, value in self.state_dict().items()})
         return unit
 
@@ -68,9 +68,9 @@ class LogisticUnits(SumHeads):
 class FrozenExpertsMoE(MMoE):
     """Mix the frozen experts of simulated data with a static gate, then apply one logistic unit per task.
 
-    ``spec.extras["expert_weight"]``: see ``FrozenExperts``. If the data has a logistic unit on several numbers
-    (``spec.extras["unit_weight"] [U]``, ``["unit_bias"]``), the network has one too, with ``true_unit`` the data's own.
-    The gate and the logistic units train; with ``true_unit`` only the gate.
+    ``spec.ground_truth["expert_weight"]``: see ``FrozenExperts``. If the data has a logistic unit on several numbers
+    (``spec.ground_truth["unit_weight"] [U]``, ``["unit_bias"]``), the network has one too, with ``true_unit`` the
+    data's own. The gate and the logistic units train; with ``true_unit`` only the gate.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class FrozenExpertsMoE(MMoE):
         permutation: Callable[..., Permutation] | None = None,
         true_unit: bool = False,
     ) -> None:
-        known, vectors = "expert_weight" in spec.extras, "unit_weight" in spec.extras
+        known, vectors = "expert_weight" in spec.ground_truth, "unit_weight" in spec.ground_truth
         require(known, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
         require(
             vectors or not true_unit, "network.true_unit=true needs data with a logistic unit: data.design=published"
         )
-        experts = FrozenExperts(spec.extras["expert_weight"], summed=not vectors)
-        parts = (TabularBottom, lambda **sizes: experts, gate, Heads if vectors else LogisticUnits)
+        experts = FrozenExperts(spec.ground_truth["expert_weight"], summed=not vectors)
+        parts = (TabularBottom, lambda **sizes: experts, gate, Heads if vectors else LogisticHeads)
         options: dict[str, Any] = {"static_gate": True, "execution": "dense", "permutation": permutation}
         super().__init__(spec, experts.num_experts, *parts, **options)
         if true_unit:
             for parameter, name in zip(self.heads.parameters(), ("unit_weight", "unit_bias"), strict=True):
-                parameter.requires_grad_(False).copy_(spec.extras[name].expand_as(parameter))
+                parameter.requires_grad_(False).copy_(spec.ground_truth[name].expand_as(parameter))

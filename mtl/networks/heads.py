@@ -44,29 +44,29 @@ class Heads(nn.Module):
             }
         )
 
-    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Map ``x [B, len(wanted), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]`` or ``[B, C]``."""
-        hidden = self.features(x, wanted)
+    def forward(self, x: Tensor, task_ids: Sequence[int]) -> dict[str, Tensor]:
+        """Map ``x [B, len(task_ids), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]`` or ``[B, C]``."""
+        hidden = self.features(x, task_ids)
         predictions: dict[str, Tensor] = {}
         groups: dict[int, list[int]] = {}  # number of outputs -> columns of the tasks with that number
-        for column, task in enumerate(wanted):
+        for column, task in enumerate(task_ids):
             groups.setdefault(self.tasks[task].outputs, []).append(column)
         for width, columns in groups.items():
-            rows = [self.row[wanted[column]] for column in columns]
-            taken = hidden if hidden.shape[1] == 1 or len(columns) == len(wanted) else hidden[:, columns]
+            rows = [self.row[task_ids[column]] for column in columns]
+            taken = hidden if hidden.shape[1] == 1 or len(columns) == len(task_ids) else hidden[:, columns]
             subset = None if len(rows) == len(self.members[width]) else rows
             outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
-            names = [self.tasks[wanted[column]].name for column in columns]
+            names = [self.tasks[task_ids[column]].name for column in columns]
             if width == 1:
                 outputs = outputs.squeeze(-1)
             predictions |= zip(names, outputs.unbind(1), strict=True)
-        return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
+        return {self.tasks[task].name: predictions[self.tasks[task].name] for task in task_ids}
 
-    def features(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
-        """Return what the output layers read, ``[B, len(wanted), H']``, after the dense layers; without them, ``x``."""
+    def features(self, x: Tensor, task_ids: Sequence[int]) -> Tensor:
+        """Return what the output layers read, ``[B, t, H']`` for the t ``task_ids``, after the dense layers, if any."""
         if not self.units:
             return x
-        hidden: Tensor = self.hidden(x, None if len(wanted) == len(self.tasks) else wanted)
+        hidden: Tensor = self.hidden(x, None if len(task_ids) == len(self.tasks) else task_ids)
         return hidden
 
     def extra_repr(self) -> str:
@@ -100,11 +100,11 @@ class HeadPerTask(nn.ModuleDict):
     def __init__(self, heads: Mapping[str, Heads]) -> None:
         super().__init__({task_key(name): head for name, head in heads.items()})
 
-    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, task_ids: Sequence[int]) -> dict[str, Tensor]:
         """See ``Heads``."""
         predictions: dict[str, Tensor] = {}
         heads = list(self.values())
-        for column, task in enumerate(wanted):
+        for column, task in enumerate(task_ids):
             predictions |= heads[task](x[:, [column]] if x.shape[1] > 1 else x, [0])
         return predictions
 
@@ -127,7 +127,7 @@ def separate_heads(
     return HeadPerTask({task.name: Heads([task], input_dim, units, dropout) for task in tasks})
 
 
-class SumHeads(nn.Module):
+class NoHeads(nn.Module):
     """No heads: the prediction of a task is its mixture, or the sum of the mixture's numbers if there are several."""
 
     @validated
@@ -137,15 +137,15 @@ class SumHeads(nn.Module):
         require(not many, f"heads: SumHeads gives one number a task, too little for {', '.join(many)}")
         self.tasks, self.input_dim = list(tasks), input_dim
 
-    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Map ``x [B, len(wanted), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]``."""
-        totals = (x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)).expand(-1, len(wanted))
-        return dict(zip((self.tasks[task].name for task in wanted), totals.unbind(1), strict=True))
+    def forward(self, x: Tensor, task_ids: Sequence[int]) -> dict[str, Tensor]:
+        """Map ``x [B, len(task_ids), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]``."""
+        totals = (x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)).expand(-1, len(task_ids))
+        return dict(zip((self.tasks[task].name for task in task_ids), totals.unbind(1), strict=True))
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return no parameters, since there are none."""
         return {}
 
-    def only(self, task: int) -> SumHeads:
+    def only(self, task: int) -> NoHeads:
         """Return the same for one task."""
-        return SumHeads([self.tasks[task]], self.input_dim)
+        return NoHeads([self.tasks[task]], self.input_dim)

@@ -12,7 +12,7 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.networks.base import MultiTaskNetwork
-from mtl.networks.cgc import OwnedExperts
+from mtl.networks.cgc import TaskExperts
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.types import Routing
 
@@ -47,7 +47,7 @@ class LeveledNetwork(MultiTaskNetwork):
         for number in range(num_levels):
             upper, last = number > 0, number == num_levels - 1
             make = upper_experts if upper and upper_experts else experts
-            stack = OwnedExperts([make(num_experts=counts[unit], input_dim=shape) for unit in units], units)
+            stack = TaskExperts([make(num_experts=counts[unit], input_dim=shape) for unit in units], units)
             width = shape if isinstance(shape, int) else math.prod(shape)
             mixed = len(self.tasks) if last else len(units)
             gate = gates(mixed, None if static_gate else width)
@@ -57,9 +57,11 @@ class LeveledNetwork(MultiTaskNetwork):
             shape = stack.output_dim
         return int(shape)
 
-    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+    def mix(
+        self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
+    ) -> tuple[Tensor, dict[str, Routing]]:
         """See ``MultiTaskNetwork``."""
-        mixed: tuple[Tensor, dict[str, Routing]] = self.levels(x, inputs, wanted)
+        mixed: tuple[Tensor, dict[str, Routing]] = self.levels(x, inputs, task_ids)
         return mixed
 
 
@@ -67,15 +69,15 @@ class Levels(nn.ModuleList):
     """Mixtures of experts, first to last, each of which reads those below it; ``levels`` in the network."""
 
     def forward(
-        self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]
+        self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
     ) -> tuple[Tensor, dict[str, Routing]]:
-        """Map the bottom's ``x [B, D]``, or images, to the last mixtures of the ``wanted`` tasks ``[B, t, H]``.
+        """Map the bottom's ``x [B, D]``, or images, to the last mixtures of the ``task_ids`` tasks ``[B, t, H]``.
 
         Also return the routings by name. The levels below the last compute the mixtures of all tasks, and the shared.
         """
         routings: dict[str, Routing] = {}
         for number, level in enumerate(self):
-            tasks = wanted if number == len(self) - 1 else None
+            tasks = task_ids if number == len(self) - 1 else None
             below = None if number == 0 else x if tasks is None else x[:, tasks]  # what each gate reads, [B, t, D]
             x, routings[f"levels.{number}"] = level(x, inputs, tasks, gate_x=below)
         return x, routings

@@ -13,7 +13,7 @@ from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.networks.base import MultiTaskNetwork
-from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.heads import Heads, NoHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.options import Count, validated
 from mtl.types import DataSpec, Routing
@@ -37,7 +37,7 @@ class MMoE(MultiTaskNetwork):
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | SumHeads],
+        heads: Callable[..., Heads | NoHeads],
         static_gate: bool = False,
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
@@ -61,7 +61,9 @@ class MMoE(MultiTaskNetwork):
         )
         self.heads = heads(tasks=self.tasks, input_dim=self.mixture.experts.output_dim)
 
-    def mix(self, x: Tensor, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> tuple[Tensor, dict[str, Routing]]:
+    def mix(
+        self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
+    ) -> tuple[Tensor, dict[str, Routing]]:
         """See ``MultiTaskNetwork``."""
-        mixed, routing = self.mixture(x, inputs, wanted)
+        mixed, routing = self.mixture(x, inputs, task_ids)
         return mixed, {"mixture": routing}

@@ -15,7 +15,7 @@ from mtl.options import Count, validated
 SOFT_BOUND = 3.0  # standard deviations from which on numbers are squeezed
 
 
-def squeezed(numbers: Tensor) -> Tensor:
+def soft_clip(numbers: Tensor) -> Tensor:
     """Return x / sqrt(1 + (x / 3)^2) for numbers ``[...]`` in standard units, since a few may be far from all others.
 
     From RealMLP (Holzmüller et al. 2024, arXiv 2407.04491).
@@ -23,10 +23,10 @@ def squeezed(numbers: Tensor) -> Tensor:
     return numbers / (1 + (numbers / SOFT_BOUND).square()).sqrt()
 
 
-class SqueezedNumbers(nn.Module):
-    """Return numbers ``squeezed`` if they have edges, and others, such as marks of missing numbers, as they are.
+class SoftClip(nn.Module):
+    """Return numbers ``soft_clip`` if they have edges, and others, such as marks of missing numbers, as they are.
 
-    ``edges``: of each number, see ``NumberEmbedding``.
+    ``edges``: of each number, see ``PiecewiseLinearEmbedding``.
     """
 
     column: Tensor
@@ -37,7 +37,7 @@ class SqueezedNumbers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [B, width]`` to the same shape."""
-        return x.index_copy(1, self.column, squeezed(x[:, self.column]))
+        return x.index_copy(1, self.column, soft_clip(x[:, self.column]))
 
 
 def _with_edges(edges: Sequence[Sequence[float]]) -> Tensor:
@@ -45,7 +45,7 @@ def _with_edges(edges: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor([index for index, own in enumerate(edges) if len(own) > 1], dtype=torch.int64)
 
 
-class NumberEmbedding(KeepsBufferPrecision):
+class PiecewiseLinearEmbedding(KeepsBufferPrecision):
     """Give each number with edges a piecewise-linear embedding beside the number itself.
 
     The edges e_0 < ... < e_m of a column divide its range into m bins. A number x becomes the vector with one entry per
@@ -54,7 +54,7 @@ class NumberEmbedding(KeepsBufferPrecision):
         p_i(x) = clamp((x - e_(i-1)) / (e_i - e_(i-1)), 0, 1)
 
     Its embedding is W p(x) + v x + b, with parameters of the column's own. W starts at 0, so the embedding starts
-    linear. The numbers themselves are ``squeezed``.
+    linear. The numbers themselves are ``soft_clip``.
 
     ``edges``: for each number its edges, in the units of the inputs. A number without edges is 1 where the number
     before it is missing: there p is 0. It stays as it is.
@@ -90,7 +90,7 @@ class NumberEmbedding(KeepsBufferPrecision):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [B, width]`` to ``[B, output_dim]``."""
         numbers = x[:, self.column]  # [B, C]
-        soft = squeezed(numbers)
+        soft = soft_clip(numbers)
         inside = ((numbers[..., None] - self.lower) / self.width).clamp(0, 1)  # [B, C, m]
         missing = F.pad(x, (0, 1))[:, self.mark, None]
         inside = inside * (1 - missing)

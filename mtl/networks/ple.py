@@ -16,7 +16,7 @@ from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.joined import JoinedGates
 from mtl.gates.permuted import Permutation, permuted
 from mtl.networks.cgc import SpreadGate
-from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.heads import Heads, NoHeads
 from mtl.networks.levels import LeveledNetwork
 from mtl.options import Count, CountOrZero, validated
 from mtl.types import DataSpec
@@ -44,7 +44,7 @@ class PLE(LeveledNetwork):
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | SumHeads],
+        heads: Callable[..., Heads | NoHeads],
         upper_experts: Callable[..., Experts] | None = None,
         static_gate: bool = False,
         execution: Execution = "auto",

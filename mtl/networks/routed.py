@@ -17,9 +17,9 @@ from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
-from mtl.networks.base import MultiTaskNetwork, wanted_tasks
+from mtl.networks.base import MultiTaskNetwork, select_tasks
 from mtl.networks.components import Component, Shape
-from mtl.networks.heads import HeadPerTask, Heads, SumHeads
+from mtl.networks.heads import HeadPerTask, Heads, NoHeads
 from mtl.nn.linear import matching
 from mtl.options import Count, Share, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
@@ -67,16 +67,16 @@ class RoutedLayer(nn.Module):
         self.after, self.output_dim = chain(after, mixed)
         self.pattern: list[list[bool]] | None = None  # of a layer whose gate is constant; see ``constant``
 
-    def forward(self, x: Tensor, wanted: Sequence[int] | None) -> tuple[Tensor, Routing]:
-        """Map ``x [B, ...]``, shared by all tasks, or ``[t, B, ...]`` to ``[t, B, ...]`` for the t ``wanted`` tasks."""
-        routing: Routing = self.gate(None, None, wanted)
+    def forward(self, x: Tensor, task_ids: Sequence[int] | None) -> tuple[Tensor, Routing]:
+        """Map ``x [B, ...]``, shared by all tasks, or ``[t, B, ...]`` to ``[t, B, ...]`` for the t ``task_ids``."""
+        routing: Routing = self.gate(None, None, task_ids)
         weights = routing.weights  # [t, C]
         shared = x.dim() == 1 + self.input_rank
         if len(weights) == 1 and not shared:
             x, shared = x[0], True
         # used[t][c]: whether component c has to run for task t
         if self.pattern is not None:
-            used = self.pattern if wanted is None else [self.pattern[task] for task in wanted]
+            used = self.pattern if task_ids is None else [self.pattern[task] for task in task_ids]
         else:
             used = (weights != 0).tolist() if routing.exact_zeros else [[True] * weights.shape[1]] * len(weights)
         groups = [range(start, start + self.copies) for start in range(0, len(self.components), self.copies)]
@@ -97,7 +97,7 @@ class RoutedLayer(nn.Module):
         if not columns:
             return
         copies: list[Any] = [self.components[index] for index in columns]
-        outputs = copies[0].side_by_side(copies, x)  # [B, n, ...]
+        outputs = copies[0].batched_forward(copies, x)  # [B, n, ...]
         chosen = weights if len(columns) == weights.shape[1] else weights[:, columns]
         mixed = torch.matmul(chosen.to(outputs.dtype), outputs.flatten(2))  # [B, t, ...]
         yield mixed.transpose(0, 1).reshape(len(weights), len(x), *self.sizes)
@@ -149,7 +149,7 @@ class RoutedNetwork(MultiTaskNetwork):
         bottom: Callable[..., nn.Module],
         layers: Sequence[Layer],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | HeadPerTask | SumHeads],
+        heads: Callable[..., Heads | HeadPerTask | NoHeads],
         stem: Sequence[Factory] = (),
         dropout: Share = 0.0,
         permutation: Callable[..., Permutation] | None = None,
@@ -174,14 +174,14 @@ class RoutedNetwork(MultiTaskNetwork):
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
+        task_ids = select_tasks(self.tasks, tasks)
         x = self.bottom(inputs)  # numeric inputs are float32, also in a bfloat16 network
         x = self.stem(matching(x, next(self.parameters())))
         routings: dict[str, Routing] = {}
         for index, layer in enumerate(self.layers):
-            x, routings[f"layers.{index}"] = layer(x, wanted)
+            x, routings[f"layers.{index}"] = layer(x, task_ids)
         features = self.dropout(x.flatten(2).transpose(0, 1))  # [B, t, F]
-        return NetworkOutput(self.heads(features, wanted), routings, sum_losses(routings))
+        return NetworkOutput(self.heads(features, task_ids), routings, sum_losses(routings))
 
     def _gates(self) -> list[Gate]:
         """Return the gates of the layers, without a permutation around them."""

@@ -12,7 +12,7 @@ from mtl.checks import InputError, first_line, require
 from mtl.experts.ffn import StackedFFN
 
 
-class ExpertStart:
+class ExpertInit:
     """How the experts of an encoder with ``depth`` layers start, see ``Transformer``."""
 
     def __init__(self, kind: str, importance: str | None, shared: int | None, depth: int) -> None:

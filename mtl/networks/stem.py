@@ -12,15 +12,15 @@ from mtl.checks import require
 from mtl.experts.base import Experts, mix
 from mtl.experts.dispatch import Dispatch
 from mtl.gates.base import Gate
-from mtl.networks.base import MultiTaskNetwork, wanted_tasks
-from mtl.networks.cgc import OwnedExperts
-from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.base import MultiTaskNetwork, select_tasks
+from mtl.networks.cgc import TaskExperts
+from mtl.networks.heads import Heads, NoHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.options import Count, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
 
-class OwnBackward(Dispatch):
+class StopGradientDispatch(Dispatch):
     """Mix all experts for each task, and train experts only by the tasks that ``trains [T, E]`` names."""
 
     trains: Tensor
@@ -55,7 +55,7 @@ class STEM(MultiTaskNetwork):
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | SumHeads],
+        heads: Callable[..., Heads | NoHeads],
         static_gate: bool = False,
     ) -> None:
         super().__init__(spec)
@@ -64,20 +64,20 @@ class STEM(MultiTaskNetwork):
         width: Any = self.bottoms[0].output_dim
         require(isinstance(width, int), "network=stem: tasks share embeddings of rows, and images have none")
         counts = [num_own] * count + [num_shared]
-        owned = OwnedExperts([experts(num_experts=n, input_dim=width) for n in counts], range(count + 1))
+        owned = TaskExperts([experts(num_experts=n, input_dim=width) for n in counts], range(count + 1))
         sizes = ((count + 1, width), count, sum(counts))
         self.mixture = MixtureOfExperts(*sizes, gate, owned, static_gate, inputs=spec.inputs, gate_dim=width)
         owners = torch.arange(count + 1).repeat_interleave(torch.tensor(counts))
-        self.mixture.dispatch = OwnBackward((owners == torch.arange(count)[:, None]) | (owners == count))
+        self.mixture.dispatch = StopGradientDispatch((owners == torch.arange(count)[:, None]) | (owners == count))
         self.heads = heads(tasks=self.tasks, input_dim=owned.output_dim)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
+        task_ids = select_tasks(self.tasks, tasks)
         x = torch.stack([bottom(inputs) for bottom in self.bottoms], 1)  # [B, T + 1, D]
-        mixed, routing = self.mixture(x, inputs, wanted, gate_x=x[:, wanted] + x[:, -1:])  # [B, T, H]
+        mixed, routing = self.mixture(x, inputs, task_ids, gate_x=x[:, task_ids] + x[:, -1:])  # [B, T, H]
         routings = {"mixture": routing}
-        return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings))
+        return NetworkOutput(self.heads(mixed, task_ids), routings, sum_losses(routings))
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return the parameters that single tasks train: heads, gates, and a task's experts and bottom."""

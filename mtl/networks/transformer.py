@@ -16,12 +16,12 @@ from mtl.experts.ffn import StackedFFN
 from mtl.gates.base import Gate
 from mtl.gates.joined import joined, separate_gates, task_key
 from mtl.gates.permuted import Permutation
-from mtl.networks.base import MultiTaskNetwork, wanted_tasks
+from mtl.networks.base import MultiTaskNetwork, select_tasks
 from mtl.networks.heads import HeadPerTask, Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing
 from mtl.networks.pretrained import encoder
-from mtl.networks.split import ExpertStart, dense_ffn
+from mtl.networks.split import ExpertInit, dense_ffn
 from mtl.options import Count, CountOrZero, Dropout, validated
 from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, sum_losses
 
@@ -126,7 +126,7 @@ class Transformer(MultiTaskNetwork):
         require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
         self.encoder_config = model.config.to_diff_dict()
         self.attention_config = model.config
-        self.start, self.vocabulary = ExpertStart(start, importance, shared_neurons, depth), tokens.digest
+        self.start, self.vocabulary = ExpertInit(start, importance, shared_neurons, depth), tokens.digest
         self.embeddings = model.embeddings
         self.project = getattr(model, "embeddings_project", nn.Identity())
         names = [task.name for task in self.tasks]
@@ -164,13 +164,13 @@ class Transformer(MultiTaskNetwork):
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
+        task_ids = select_tasks(self.tasks, tasks)
         if not any(layer.mixture for layer in self.layers):
             hidden, packing, _ = self.encode(inputs, [])
-            return NetworkOutput(self._predict(hidden[-1], packing, wanted, inputs), hidden=hidden)
+            return NetworkOutput(self._predict(hidden[-1], packing, task_ids, inputs), hidden=hidden)
         predictions: dict[str, Tensor] = {}
         passes: list[dict[str, Routing]] = []
-        for task in wanted:
+        for task in task_ids:
             hidden, packing, routings = self.encode(inputs, [task])
             predictions |= self._predict(hidden[-1], packing, [task], inputs)
             passes.append(routings)
@@ -254,12 +254,12 @@ class Transformer(MultiTaskNetwork):
         return state
 
     def _predict(
-        self, states: Tensor, packing: Packing, wanted: Sequence[int], inputs: Mapping[str, Tensor]
+        self, states: Tensor, packing: Packing, task_ids: Sequence[int], inputs: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return the predictions of the ``wanted`` tasks from the states ``[N, D]`` of the last layer."""
+        """Return the predictions of the ``task_ids`` tasks from the states ``[N, D]`` of the last layer."""
         first = self.dropout(states.index_select(0, packing.first))[:, None]
         predictions: dict[str, Tensor] = {}
-        for task in wanted:
+        for task in task_ids:
             spec = self.tasks[task]
             if spec.kind == "span":
                 logits = self.heads(self.dropout(states)[:, None], [task])[spec.name]  # [N, 2]

@@ -22,7 +22,7 @@ from mtl.files.writing import write_bytes, write_text
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
-from mtl.paper.verdicts import Judgement, Pairs, Verdict, judge, judge_search
+from mtl.paper.verdicts import Assignments, Judgement, Verdict, judge, judge_search
 from mtl.report.page import Picture, Section, html, linked, write_page
 from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
@@ -268,7 +268,7 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     return read_named_runs(named, "gate") if named else None
 
 
-def pairs_of(trials: Trials, gate: str, column: str) -> Pairs:
+def pairs_of(trials: Trials, gate: str, column: str) -> Assignments:
     """Return the validation value and the value of ``column`` of each finished trial of a gate."""
     table = trials.runs.table.filter(setting=gate, state=FINISHED)
     return table.select(trials.validation, column).rows() if column in table.columns else []

@@ -29,7 +29,7 @@ from mtl.report.trials import both_known, budget, resampled, trials_needed
 BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
 RESAMPLES = 2000  # of the trials of a search
 MOST = 1000  # a larger number of seeds is not spelled out
-Pairs = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
+Assignments = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
 
 
 class Verdict(StrEnum):
@@ -151,7 +151,7 @@ def _counted(runs: int) -> str:
     return f"{runs} run{'' if runs == 1 else 's'}"
 
 
-def judge_search(claim: Claim, trials: Mapping[str, Pairs], names: Mapping[str, str], higher: bool) -> Judgement:
+def judge_search(claim: Claim, trials: Mapping[str, Assignments], names: Mapping[str, str], higher: bool) -> Judgement:
     """Judge a claim on the number of trials.
 
     ``trials``: by the key of the gate; ``names``: of the gates; ``higher``: whether higher values are better.
@@ -165,7 +165,9 @@ def judge_search(claim: Claim, trials: Mapping[str, Pairs], names: Mapping[str, 
     return Judgement(claim, verdict, "; ".join(reason for _, reason in found))
 
 
-def _compared_searches(times: float, own: Pairs, others: Pairs, name: str, higher: bool) -> tuple[Verdict, str]:
+def _compared_searches(
+    times: float, own: Assignments, others: Assignments, name: str, higher: bool
+) -> tuple[Verdict, str]:
     mine, theirs = budget("", own, higher), budget("", others, higher)
     counts = f"{mine.whole if mine else 0} trials against {theirs.whole if theirs else 0} of {name}"
     if mine is None or theirs is None:

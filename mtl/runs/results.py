@@ -69,7 +69,7 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **own: Any
     ``numbers``: see ``Measurements.plain``. ``main_metrics`` names the main metric of each task, and ``task_groups``
     gives the true groups of simulated data and 4-MNISTs.
     """
-    group = data.spec.extras.get("task_group")
+    group = data.spec.ground_truth.get("task_group")
     files = [each["name"] for each in (data.file_digests or {}).values()]
     return {
         "label": cfg.label,

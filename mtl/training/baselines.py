@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import Bag, Batch, Categorical, DataSpec, Numeric, TaskSpec, labelled
 
 ROWS = 20_000  # training rows of a model
@@ -99,7 +99,7 @@ def linear(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        _, totals, counts = summed_losses(by_name, output(*inputs), rows.targets, rows.weights)
+        _, totals, counts = task_loss_sums(by_name, output(*inputs), rows.targets, rows.weights)
         size = (table.square().sum() + weight.square().sum()) / (2 * len(rows))
         value: Tensor = (totals / counts.clamp(min=1)).sum() + size
         value.backward()

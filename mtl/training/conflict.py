@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from mtl.distributed import all_reduce_sum
 from mtl.training.module import MultiTaskModule
-from mtl.training.weighting.base import Terms, by_task, shared_parameters
-from mtl.training.weighting.jacobian import task_rows
+from mtl.training.weighting.base import TaskLosses, by_task, shared_parameters
+from mtl.training.weighting.jacobian import task_jacobian
 from mtl.types import Batch
 
 Row = tuple[str, str, str, str, float]  # quantity (norm, cosine, affinity), layer, task, other task, value
@@ -34,7 +34,9 @@ def measure(module: MultiTaskModule, first: Sequence[Batch], second: Sequence[Ba
     layers = [known[id(parameter)].rpartition(".")[0] for parameter in shared]
     if not shared:
         return []
-    rows = all_reduce_sum(task_rows([_terms(module, batch, {}) for batch in first], shared, len(names))[0])  # [T, P]
+    rows = all_reduce_sum(
+        task_jacobian([_terms(module, batch, {}) for batch in first], shared, len(names))[0]
+    )  # [T, P]
     pieces = torch.split(rows, [parameter.numel() for parameter in shared], 1)
     groups = {
         layer: torch.cat([p for p, own in zip(pieces, layers, strict=True) if own == layer], 1) for layer in layers
@@ -55,11 +57,11 @@ def measure(module: MultiTaskModule, first: Sequence[Batch], second: Sequence[Ba
     return found
 
 
-def _terms(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]) -> Terms:
+def _terms(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]) -> TaskLosses:
     """Return the losses of a batch, with some parameters ``changed``."""
     batch = module.converted(batch)
     output = functional_call(module.network, dict(changed), (batch.inputs, list(batch.targets)))
-    return module.task_losses(output, batch, metered=False)
+    return module.task_losses(output, batch, count_in_epoch=False)
 
 
 def _losses(module: MultiTaskModule, batches: Sequence[Batch], changed: Mapping[str, Tensor]) -> Tensor:

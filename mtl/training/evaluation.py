@@ -15,7 +15,7 @@ from mtl.chains import joint_logits
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, gather_rows
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, float64_if_supported, has_float64
-from mtl.training.losses import pinball, summed_losses
+from mtl.training.losses import pinball, task_loss_sums
 from mtl.training.metrics import Rows, averages, mean_of_defined, metric_names, value_of
 from mtl.types import RANKING, TaskSpec, labelled, metric_family
 
@@ -113,7 +113,7 @@ class Evaluation(KeepsBufferPrecision):
             rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
         predictions = {name: self.tasks[name].calibrated(value) for name, value in predictions.items()}
         predictions = joint_logits(self.tasks, predictions)
-        self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
+        self.meter.update(*task_loss_sums(self.tasks, predictions, targets, weights))
         for name, prediction in predictions.items():
             columns = self._columns(self.tasks[name], prediction, targets[name], rows, groups)
             self._batches[name].append(_on_cpu(columns))

@@ -14,7 +14,7 @@ from mtl.nn.functional import at_least_float32
 from mtl.types import MISSING_CLASS, TaskSpec, labelled
 
 
-def summed_losses(
+def task_loss_sums(
     tasks: Mapping[str, TaskSpec],
     predictions: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],

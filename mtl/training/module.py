@@ -20,10 +20,10 @@ from mtl.nn.functional import has_float64
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.training.measurements import Measurements, log_measurements, log_values
 from mtl.training.sparse import CompositeOptimizer, make_sparse, plain_gradients
-from mtl.training.weighting import FixedWeighting, Terms, Weighting
+from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -90,13 +90,13 @@ class MultiTaskModule(LightningModule):
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch or a list of batches: task losses are added, and a network's own averaged."""
         batches = [self.converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
-        parts: list[Terms] = []
+        parts: list[TaskLosses] = []
         routings: dict[str, list[Routing]] = {}  # by layer, one for each batch
         for part in batches:
             output = self(part.inputs, list(part.targets))
             terms = self.task_losses(output, part)
             parts.append(terms)
-            terms.others.append(sum(output.losses.values(), terms.everywhere.new_zeros(())) / len(batches))
+            terms.others.append(sum(output.losses.values(), terms.global_losses.new_zeros(())) / len(batches))
             for name, term in output.losses.items():
                 self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
             if self.distillation is not None:
@@ -106,25 +106,27 @@ class MultiTaskModule(LightningModule):
             for name, routing in output.routings.items():
                 routings.setdefault(name, []).append(routing)
         self.aux_batches += 1
-        if self.weighting.compares_steps:
+        if self.weighting.needs_losses_after_step:
             self._latest = batches
         if self._is_shown:  # self.log takes as long as a small network
-            shown = torch.stack([terms.everywhere.sum() for terms in parts]).sum()
+            shown = torch.stack([terms.global_losses.sum() for terms in parts]).sum()
             self.log("train/step_loss", shown, prog_bar=True, batch_size=sum(map(len, batches)))
         return {"loss": self.weighting(parts, self.global_step), "routings": routings}
 
     def optimizer_step(self, *args: Any, **options: Any) -> None:
         super().optimizer_step(*args, **options)
-        if self.weighting.compares_steps:
+        if self.weighting.needs_losses_after_step:
             with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
                 outputs = [self(part.inputs, list(part.targets)) for part in self._latest]
                 pairs = zip(outputs, self._latest, strict=True)
-                self.weighting.after_step([self.task_losses(output, part, metered=False) for output, part in pairs])
+                self.weighting.after_step(
+                    [self.task_losses(output, part, count_in_epoch=False) for output, part in pairs]
+                )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.weighting.before_step(self.global_step)
-        if self.weighting.in_force is not None and is_logged(self.trainer, self.global_step):
-            weights = zip(self.tasks, self.weighting.in_force.tolist(), strict=True)
+        if self.weighting.current_weights is not None and is_logged(self.trainer, self.global_step):
+            weights = zip(self.tasks, self.weighting.current_weights.tolist(), strict=True)
             log_values(self.trainer, {f"train/weight/{n}": w for n, w in weights}, step=self.global_step)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -172,8 +174,8 @@ class MultiTaskModule(LightningModule):
         for logger in run_loggers(self.loggers):
             logger.resume_at(self.trainer.global_step)
 
-    def task_losses(self, output: NetworkOutput, batch: Batch, metered: bool = True) -> Terms:
-        """Return the weighted losses of the tasks of a batch; ``metered``: they count in the means of the epoch.
+    def task_losses(self, output: NetworkOutput, batch: Batch, count_in_epoch: bool = True) -> TaskLosses:
+        """Return the weighted losses of the tasks of a batch; ``count_in_epoch``: they count in the means of the epoch.
 
         The loss of an ensemble is the mean of its members' losses.
         """
@@ -186,17 +188,17 @@ class MultiTaskModule(LightningModule):
                 for part in (targets, weights)
             )
         predictions = joint_logits(self.tasks, predictions)
-        names, totals, counts = summed_losses(self.tasks, predictions, targets, weights)
+        names, totals, counts = task_loss_sums(self.tasks, predictions, targets, weights)
         if members > 1:
             totals, counts = totals / members, counts // members
-        if metered:
+        if count_in_epoch:
             self.train_meter.update(names, totals, counts)
         # A task's loss is the mean over the labels of all processes
-        everywhere = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
-        labels = everywhere[1].clamp(min=1)
+        global_losses = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
+        labels = global_losses[1].clamp(min=1)
         selected = self.train_meter.select(tuple(names), totals)
-        shares, means = selected.weights * totals / labels, selected.weights * everywhere[0] / labels
-        return Terms(selected.numbers, selected.index, shares, means, everywhere[1], [], output)
+        shares, means = selected.weights * totals / labels, selected.weights * global_losses[0] / labels
+        return TaskLosses(selected.numbers, selected.index, shares, means, global_losses[1], [], output)
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.sums.zero_()

@@ -28,7 +28,7 @@ from mtl.experts.ffn import StackedFFN
 from mtl.files.writing import writing
 from mtl.networks.packing import Packing
 from mtl.networks.transformer import Transformer
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import Batch, TaskSpec
 from mtl.use.trained import model_of
 
@@ -73,7 +73,7 @@ def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Ite
             if not len(batch):
                 continue
             output = network(batch.inputs, list(batch.targets))
-            loss = summed_losses(tasks, output.predictions, batch.targets)[1].sum()
+            loss = task_loss_sums(tasks, output.predictions, batch.targets)[1].sum()
             torch.autograd.backward(loss)
             rows = Packing(batch.inputs["tokens"] != network.pad).row
             scores = torch.stack([recorder.scores(rows, len(batch)) for recorder in recorders])

@@ -12,10 +12,20 @@ from torch import Tensor
 
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, CosineGate, FixedGate, Gate, HashGate, ReMoEGate, SoftmaxGate, TopKGate, adapt_gates
+from mtl.gates import (
+    CometGate,
+    CosineGate,
+    FixedGate,
+    Gate,
+    HashGate,
+    ReMoEGate,
+    SoftmaxGate,
+    TopKGate,
+    update_adaptive_gates,
+)
 from mtl.gates.joined import JoinedGates
 from mtl.gates.permuted import Permutation
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
@@ -91,7 +101,7 @@ def test_cosine_router_by_hand() -> None:
 @pytest.mark.parametrize("normalize", ["after", "before"])
 def test_sigmoid_scores_and_bias_by_hand(normalize: Any) -> None:
     gate, (w, b) = drawn(TopKGate(T, E, D, k=K, scores="sigmoid", bias_rate=0.1, normalize=normalize))
-    gate.choice_bias.copy_(bias := torch.tensor(RNG.normal(size=(T, E))))
+    gate.expert_bias.copy_(bias := torch.tensor(RNG.normal(size=(T, E))))
     scores = 1 / (1 + np.exp(-(np.einsum("bd,ted->bte", X, w) + b)))
     kept = largest(scores + bias.numpy())
     weights, slope = np.where(kept, scores, 0), C * kept
@@ -102,21 +112,21 @@ def test_sigmoid_scores_and_bias_by_hand(normalize: Any) -> None:
     slope = slope * scores * (1 - scores)
     compare(gate, weights, {"weight": np.einsum("bte,bd->ted", slope, X), "bias": slope.sum(0)})
     before, load = bias.numpy().copy(), kept.sum(0)
-    adapt_gates(gate, gate(torch.tensor(X)).measured)
+    update_adaptive_gates(gate, gate(torch.tensor(X)).measured)
     expected = before + 0.1 * np.sign(load.mean(-1, keepdims=True) - load)
-    np.testing.assert_allclose(gate.choice_bias.numpy(), expected, atol=1e-10)
+    np.testing.assert_allclose(gate.expert_bias.numpy(), expected, atol=1e-10)
 
 
 def test_the_penalty_grows_until_k_experts_are_used() -> None:
     gate, x = ReMoEGate(2, 4, 1, k=2), torch.zeros(3, 1)
     gate.bias.data = torch.tensor([[1.0, 1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]])
     for _ in range(3):
-        adapt_gates(gate, gate(x).measured)
+        update_adaptive_gates(gate, gate(x).measured)
     torch.testing.assert_close(gate.l1, torch.tensor([1e-4 * 1.02**3, 1e-4 / 1.02**3]))
     gate.bias.data[:, :2] = 1.0
     gate.bias.data[:, 2:] = -1.0
     before = gate.l1.clone()
-    adapt_gates(gate, gate(x).measured)
+    update_adaptive_gates(gate, gate(x).measured)
     assert torch.equal(gate.l1, before)  # exactly k
     assert gate.eval()(x).measured == ()
 
@@ -135,10 +145,12 @@ def test_a_step_adapts_to_all_its_batches_and_only_to_tasks_that_had_rows(case: 
     for name, value in whole.state_dict().items():
         for task, gate in enumerate(own):
             gate.state_dict()[name].copy_(value[[task]])
-    adapt_gates(whole, whole(x).measured)
-    adapt_gates(parts, [pair for rows in x.split(9) for t in ([1, 0], [2]) for pair in parts(rows, tasks=t).measured])
+    update_adaptive_gates(whole, whole(x).measured)
+    update_adaptive_gates(
+        parts, [pair for rows in x.split(9) for t in ([1, 0], [2]) for pair in parts(rows, tasks=t).measured]
+    )
     assert torch.equal(parts.state(), whole.state())
-    adapt_gates(separate, separate(x, tasks=[0, 2]).measured)
+    update_adaptive_gates(separate, separate(x, tasks=[0, 2]).measured)
     assert torch.equal(own[0].state(), whole.state()[[0]])
     assert torch.equal(own[1].state(), case.build(1, 4, D).state())
 
@@ -161,7 +173,7 @@ TABLE = {
     "item": Categorical(7),
 }
 PARTS: dict[str, Any] = {
-    "bottom": partial(bottom_for, embedding_dim=4),
+    "bottom": partial(build_bottom, embedding_dim=4),
     "experts": partial(StackedDense, units=[5]),
     "heads": partial(Heads, units=[]),
 }

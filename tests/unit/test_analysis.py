@@ -30,7 +30,7 @@ from mtl.analysis.patterns import (
 from mtl.analysis.report import Report
 from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities, Tally, gather_tallies
 from mtl.gates import FixedGate, GumbelMatrixGate
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.components import Convolutions, Identity, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
@@ -48,7 +48,7 @@ KINDS = [
 
 def network(gate: object) -> RoutedNetwork:
     spec = DataSpec({"image": Image(1, 8, 8)}, TASKS)
-    return RoutedNetwork(spec, bottom_for, [{"components": KINDS}, {"components": KINDS[2:]}], gate, Heads)
+    return RoutedNetwork(spec, build_bottom, [{"components": KINDS}, {"components": KINDS[2:]}], gate, Heads)
 
 
 def test_numbers_by_hand() -> None:

@@ -21,7 +21,7 @@ from mtl.files.records import read_json
 from mtl.training import baselines
 from mtl.training.baselines import Model, chosen, constant, fit, outputs_of, trees
 from mtl.training.evaluation import Evaluation
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.training.measurements import Key
 from mtl.types import Bag, Batch, Categorical, DataSpec, Numeric, TaskSpec
 from tests.integration.helpers import compose_small, resume_small, train_table
@@ -67,7 +67,7 @@ def table() -> tuple[DataSpec, Batch]:
 
 
 def losses(spec: DataSpec, rows: Batch, predictions: dict[str, Tensor]) -> dict[str, float]:
-    names, totals, counts = summed_losses({task.name: task for task in spec.tasks}, predictions, rows.targets)
+    names, totals, counts = task_loss_sums({task.name: task for task in spec.tasks}, predictions, rows.targets)
     return dict(zip(names, (totals / counts).tolist(), strict=True))
 
 

@@ -27,11 +27,11 @@ from mtl.types import Batch, Categorical, DataSpec, Routing, TaskSpec
 from tests.standins import Recorder, trainer
 
 
-def monitor(batches: list[tuple[Routing | None, int]], tasks: str, extras: Any = None) -> dict[str, float]:
+def monitor(batches: list[tuple[Routing | None, int]], tasks: str, ground_truth: Any = None) -> dict[str, float]:
     """Return the values of a test pass."""
     callback, module, logged = RoutingMonitor("unused"), Recorder(tasks=tasks), {}
     shown = SimpleNamespace(log_metrics=lambda row, step: logged.update(row), save=lambda: None)
-    data = SimpleNamespace(spec=SimpleNamespace(extras=extras or {}))
+    data = SimpleNamespace(spec=SimpleNamespace(ground_truth=ground_truth or {}))
     run = trainer(7, is_global_zero=False, testing=True, loggers=[shown], datamodule=data)
     callback.on_test_epoch_start(run, module)
     callback._flops = lambda *rest: ({}, {})  # there is no network
@@ -204,11 +204,11 @@ def test_selected_and_heaviest_experts() -> None:
 
 
 def test_selections_against_the_simulated_truth() -> None:
-    extras = {"true_experts": torch.tensor([0, 3]), "task_group": torch.tensor([0, 0, 1])}
+    ground_truth = {"true_experts": torch.tensor([0, 3]), "task_group": torch.tensor([0, 0, 1])}
     weights = torch.tensor([[0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0, 0, 0, 1.0]])  # tasks x experts
     expected = {"true_experts_found": 1, "jaccard_related": 0.5, "jaccard_unrelated": 0, "distinct_experts": 4 / 3}
-    assert compare_selections(Routing(weights), extras) == pytest.approx(expected)
-    found = monitor([(Routing(weights), 5), (Routing(weights[[0, 0, 0]]), 1)], "abc", extras)
+    assert compare_selections(Routing(weights), ground_truth) == pytest.approx(expected)
+    found = monitor([(Routing(weights), 5), (Routing(weights[[0, 0, 0]]), 1)], "abc", ground_truth)
     assert found["test/distinct_experts"] == pytest.approx((4 / 3 * 5 + 2) / 6)
 
 

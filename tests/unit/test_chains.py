@@ -20,7 +20,7 @@ from mtl.networks.aitm import AITM
 from mtl.networks.heads import Heads
 from mtl.predictions import readable
 from mtl.training.evaluation import Evaluation
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import TaskSpec
 from mtl.use import program
 from mtl.use.serve import Predictor
@@ -45,7 +45,7 @@ def test_losses_and_metrics_are_of_the_product() -> None:
     products = [sigmoid(a) * sigmoid(b) * sigmoid(c) for a, b, c in zip(*LOGITS.values(), strict=True)]
     targets = {"click": [1.0, 0.0, NAN], "cart": [1.0, 0.0, 1.0], "bought": [1.0, NAN, 0.0]}
     given = joint_logits(CHAIN, predictions())
-    names, totals, counts = summed_losses(CHAIN, given, {n: torch.tensor(t) for n, t in targets.items()})
+    names, totals, counts = task_loss_sums(CHAIN, given, {n: torch.tensor(t) for n, t in targets.items()})
     found = dict(zip(names, zip(totals.tolist(), counts.tolist(), strict=True), strict=True))
     assert found["bought"] == (pytest.approx(-math.log(products[0]) - math.log(1 - products[2])), 2)
     assert found["click"][0] == pytest.approx(-math.log(sigmoid(0.5)) - math.log(1 - sigmoid(-1)))

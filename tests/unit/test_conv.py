@@ -12,7 +12,7 @@ from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dispatch import Dispatch
 from mtl.gates import CometGate
-from mtl.networks.bottom import ImageBottom, TabularBottom, bottom_for
+from mtl.networks.bottom import ImageBottom, TabularBottom, build_bottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.types import Categorical, DataSpec, Image, Routing, TaskSpec
@@ -98,7 +98,7 @@ SPEC = DataSpec(
 def test_a_trunk_computes_the_input_of_the_gate() -> None:
     experts = partial(StackedConv, convolutions=[{"channels": 3, "kernel": 3, "pool": 2}], units=[6])
     trunk = partial(StackedConv, convolutions=[{"channels": 2, "kernel": 3, "pool": 4}], units=[7])
-    make = partial(MMoE, SPEC, 4, bottom_for, experts, CometGate, partial(Heads, units=[5]))
+    make = partial(MMoE, SPEC, 4, build_bottom, experts, CometGate, partial(Heads, units=[5]))
     inputs = {"image": torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8)}
     for network, width in ((make(), 144), (make(gate_trunk=trunk), 7)):
         predictions = network(inputs).predictions
@@ -114,9 +114,9 @@ def test_bottom_of_images() -> None:
     expected = (image.float() / 255 - 0.1) / 0.3
     assert torch.allclose(bottom({"image": image}), expected, atol=1e-6)
     assert torch.allclose(bottom({"image": image.float() / 255}), expected, atol=1e-6)
-    assert isinstance(bottom_for({"id": Categorical(3)}), TabularBottom)
+    assert isinstance(build_bottom({"id": Categorical(3)}), TabularBottom)
     with pytest.raises(InputError, match="one image and no other input"):
-        bottom_for({"image": Image(1, 2, 2), "id": Categorical(3)})
+        build_bottom({"image": Image(1, 2, 2), "id": Categorical(3)})
 
 
 @pytest.mark.parametrize(

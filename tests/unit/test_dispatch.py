@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mtl.experts.assignments import Assignments
 from mtl.experts.base import Experts
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.ffn import StackedFFN
-from mtl.experts.pairs import Pairs
 from mtl.experts.relu_sum import ReluSum
 from mtl.types import Routing
 from tests.experts import GatedExperts
@@ -88,7 +88,7 @@ def test_static_weights(weights: Tensor, kind: Kind) -> None:
 def test_outputs_mixture_and_pairs_agree(kind: Kind) -> None:
     layer = kind(EXPERTS, 6, dropout=0.5)
     x, weights = torch.randn(10, 6), random_weights(10, 2, EXPERTS, 2)
-    masks, pairs = layer.masks(), Pairs(weights)
+    masks, pairs = layer.masks(), Assignments(weights)
     everything = layer.outputs(x, None, masks)  # [B, E, H]
     assert torch.allclose(layer.outputs(x, [4, 1], masks), everything[:, [4, 1]], atol=1e-6)
     expected = torch.einsum("bte,beh->bth", weights, everything)
@@ -98,13 +98,13 @@ def test_outputs_mixture_and_pairs_agree(kind: Kind) -> None:
         weights[:, :, [4, 1]] @ everything[:, [4, 1]],
         atol=1e-6,
     )
-    assert torch.allclose(layer.pairs_mixture(x, weights, pairs, masks), expected, atol=1e-6)
+    assert torch.allclose(layer.sparse_mixture(x, weights, pairs, masks), expected, atol=1e-6)
     assert sum(pairs.counts) == len(pairs.sample) == int((weights != 0).any(1).sum())
 
 
 def test_weights_that_cancel_still_need_their_expert() -> None:
     weights = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]], [[0.0, 0.0], [0.0, 0.5]]])  # [B, T, E]
-    pairs = Pairs(weights)
+    pairs = Assignments(weights)
     assert pairs.counts == [1, 1]
     assert pairs.sample.tolist() == [0, 1]
 
@@ -112,7 +112,7 @@ def test_weights_that_cancel_still_need_their_expert() -> None:
 def test_zeros_need_no_promise_where_no_gradient_is_taken() -> None:
     layer, x, weights = StackedDense(EXPERTS, 6, [WIDTH]), torch.randn(9, 6), random_weights(9, 2, EXPERTS, 2)
     computed: list[int] = []
-    layer.pairs_mixture = lambda x, weights, pairs, masks: computed.append(len(pairs.sample))
+    layer.sparse_mixture = lambda x, weights, pairs, masks: computed.append(len(pairs.sample))
     Dispatch("sparse")(layer, x, Routing(weights))
     with torch.no_grad():
         Dispatch("sparse")(layer, x, Routing(weights))

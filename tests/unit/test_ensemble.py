@@ -13,7 +13,7 @@ from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.experts.dense import StackedDense
 from mtl.networks.baselines import SharedBottom
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.ensemble import Ensemble, mean_prediction
 from mtl.networks.heads import Heads
 from mtl.predictions import spread
@@ -28,7 +28,7 @@ SPEC = DataSpec({"x": Numeric(4)}, TASKS)
 
 
 def member() -> SharedBottom:
-    bottom = partial(bottom_for, embedding_dim=2)
+    bottom = partial(build_bottom, embedding_dim=2)
     return SharedBottom(SPEC, bottom, partial(StackedDense, units=[5]), partial(Heads, units=[]))
 
 
@@ -59,12 +59,12 @@ def test_each_member_has_a_loss_of_its_own() -> None:
     torch.manual_seed(0)
     members, rows = [member() for _ in range(3)], batch()
     alone = [MultiTaskModule(one, TASKS, torch.optim.SGD) for one in members]
-    losses = [module.task_losses(module(rows.inputs), rows).everywhere for module in alone]
+    losses = [module.task_losses(module(rows.inputs), rows).global_losses for module in alone]
     assert not torch.allclose(losses[0], losses[1])
     together = MultiTaskModule(Ensemble(members), TASKS, torch.optim.SGD)
     terms = together.task_losses(together(rows.inputs), rows)
-    torch.testing.assert_close(terms.everywhere, torch.stack(losses).mean(0))
-    assert together.train_meter.compute()["loss"] == pytest.approx(float(terms.everywhere.sum()), rel=1e-6)
+    torch.testing.assert_close(terms.global_losses, torch.stack(losses).mean(0))
+    assert together.train_meter.compute()["loss"] == pytest.approx(float(terms.global_losses.sum()), rel=1e-6)
 
 
 def test_spread_of_the_members() -> None:

@@ -15,7 +15,7 @@ from mtl.checks import InputError
 from mtl.gates import CometGate, SoftmaxGate
 from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import Batch, DataSpec, TaskSpec
 from mtl.use.neurons import importance
 from tests.transformers import SPEC, TASKS, save_encoder, shake, tokens, transformer
@@ -37,7 +37,7 @@ def test_importance_in_one_pass_equals_gradients_of_each_sample(kind: str, tmp_p
         for row in range(len(batch)):
             network.zero_grad()
             one = batch.select(torch.tensor([row]))
-            summed_losses(tasks, network(one.inputs, list(one.targets)).predictions, one.targets)[1].sum().backward()
+            task_loss_sums(tasks, network(one.inputs, list(one.targets)).predictions, one.targets)[1].sum().backward()
             for index, layer in enumerate(network.layers):
                 up, down = layer.dense.up.weight, layer.dense.down.weight  # [1, W, D], [1, D, W]
                 expected[index] += ((up * up.grad).sum(2) + (down * down.grad).sum(1)).abs()[0]

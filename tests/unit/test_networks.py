@@ -18,7 +18,7 @@ from mtl.networks.adatt import AdaTT
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
-from mtl.networks.heads import Heads, SumHeads, separate_heads
+from mtl.networks.heads import Heads, NoHeads, separate_heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
@@ -113,20 +113,20 @@ def test_a_network_without_heads_predicts_the_mixture() -> None:
     tasks = [TaskSpec("a", "regression"), TaskSpec("b", "regression")]
     gate = partial(FixedGate, weights=[[0.2, 0.8, 0.0], [0.0, 0.5, 0.5]])
     experts = partial(ReluSum, units=4)
-    network = MMoE(DataSpec({"x": Numeric(5)}, tasks), 3, TabularBottom, experts, gate, SumHeads, static_gate=True)
+    network = MMoE(DataSpec({"x": Numeric(5)}, tasks), 3, TabularBottom, experts, gate, NoHeads, static_gate=True)
     x, layer = torch.randn(6, 5), network.mixture.experts.layer
     units = torch.stack([x @ w.T + b for w, b in zip(layer.weight, layer.bias, strict=True)], 1).relu()
     found = network({"x": x}).predictions
     torch.testing.assert_close(found["a"], 0.2 * units[:, 0].sum(-1) + 0.8 * units[:, 1].sum(-1))
     torch.testing.assert_close(network({"x": x}, ["b"]).predictions["b"], units[:, 1:].sum(-1).mean(-1))
     assert not list(network.heads.parameters())
-    wide = SumHeads(tasks, 3)(torch.ones(6, 2, 3), [0, 1])
+    wide = NoHeads(tasks, 3)(torch.ones(6, 2, 3), [0, 1])
     assert wide["b"].tolist() == [3.0] * 6
 
 
-@pytest.mark.parametrize("make", [Heads, partial(Heads, units=[5]), separate_heads, SumHeads])
+@pytest.mark.parametrize("make", [Heads, partial(Heads, units=[5]), separate_heads, NoHeads])
 def test_heads_read_what_is_the_same_for_all_tasks_once(make: Any) -> None:
-    tasks = [task for task in TASKS if make is not SumHeads or task.outputs == 1]
+    tasks = [task for task in TASKS if make is not NoHeads or task.outputs == 1]
     heads, x = make(tasks=tasks, input_dim=6), torch.randn(B, 1, 6)
     for wanted in (range(len(tasks)), [1], [0, 2]):
         found, expected = heads(x, wanted), heads(x.expand(-1, len(wanted), -1), wanted)

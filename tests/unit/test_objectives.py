@@ -12,7 +12,7 @@ from mtl.objectives import LOSSES
 from mtl.predictions import columns, in_units
 from mtl.training.distillation import prediction_losses
 from mtl.training.evaluation import Evaluation, LossMeter
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import MISSING_CLASS, TaskSpec
 from tests.losses import summed_loss
 
@@ -132,8 +132,8 @@ def test_tasks_of_many_losses_at_once_equal_one_at_a_time() -> None:
     targets = {n: torch.tensor([1.0, 0, NAN, 1, 1] if t.kind == "binary" else LABELS) for n, t in tasks.items()}
     targets["classes"] = torch.tensor([0, 2, MISSING_CLASS, 1, 1])
     with torch.inference_mode():  # as in the validation before training
-        summed_losses(tasks, predictions, targets)
-    names, totals, _ = summed_losses(tasks, {n: p.clone().requires_grad_() for n, p in predictions.items()}, targets)
+        task_loss_sums(tasks, predictions, targets)
+    names, totals, _ = task_loss_sums(tasks, {n: p.clone().requires_grad_() for n, p in predictions.items()}, targets)
     totals.sum().backward()
     assert sorted(names) == sorted(tasks)
     for name, total in zip(names, totals, strict=True):

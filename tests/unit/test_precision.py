@@ -25,7 +25,7 @@ from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.base import MultiTaskNetwork
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import group_means
@@ -50,7 +50,7 @@ def module() -> MultiTaskModule:
     layers = [{"components": [partial(DenseLayers, units=[5])] * 4}]
     permutation = partial(Permutation, tau=1 / 3, rounds=257)
     gate = partial(SoftmaxSelectorGate, temperature=1 / 3)
-    network = RoutedNetwork(SPEC, bottom_for, layers, gate, Heads, permutation=permutation)
+    network = RoutedNetwork(SPEC, build_bottom, layers, gate, Heads, permutation=permutation)
     return MultiTaskModule(network, [TASK], partial(torch.optim.SGD, lr=0.01))
 
 

@@ -15,7 +15,7 @@ from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, GumbelMatrixGate, Permutation, SoftmaxGate, TopKGate
 from mtl.networks.adatt import AdaTT
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
@@ -41,21 +41,21 @@ CONV = partial(StackedConv, convolutions=[{"channels": 2, "kernel": 3, "pool": 2
 
 
 def mixture(spec: DataSpec, gate: Any, experts: Any, **options: Any) -> MMoE:
-    return MMoE(spec, 5, partial(bottom_for, embedding_dim=4), experts, gate, Heads, **options)
+    return MMoE(spec, 5, partial(build_bottom, embedding_dim=4), experts, gate, Heads, **options)
 
 
 def ple(gate: Any, static: bool) -> PLE:
-    return PLE(ROWS, 3, 1, 2, partial(bottom_for, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
+    return PLE(ROWS, 3, 1, 2, partial(build_bottom, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
 
 
 def adatt(gate: Any, static: bool) -> AdaTT:
-    return AdaTT(ROWS, 2, 1, 2, partial(bottom_for, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
+    return AdaTT(ROWS, 2, 1, 2, partial(build_bottom, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
 
 
 def routed() -> RoutedNetwork:
     layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 4}] * 2
     gate = partial(GumbelMatrixGate, initial_probability=0.5)
-    return RoutedNetwork(ROWS, partial(bottom_for, embedding_dim=4), layers, gate, Heads)
+    return RoutedNetwork(ROWS, partial(build_bottom, embedding_dim=4), layers, gate, Heads)
 
 
 def text(**options: Any) -> nn.Module:
@@ -72,7 +72,7 @@ NETWORKS: dict[str, tuple[DataSpec, Callable[[], nn.Module]]] = {
     "ple static": (ROWS, lambda: ple(TopKGate, True)),
     "adatt": (ROWS, lambda: adatt(CometGate, False)),
     "adatt static": (ROWS, lambda: adatt(TopKGate, True)),
-    "stem": (ROWS, lambda: STEM(ROWS, 1, 1, partial(bottom_for, embedding_dim=4), DENSE, CometGate, Heads)),
+    "stem": (ROWS, lambda: STEM(ROWS, 1, 1, partial(build_bottom, embedding_dim=4), DENSE, CometGate, Heads)),
     "routed": (ROWS, routed),
     "tokens": (TEXTS, lambda: text(gate=CometGate)),
     "sentences": (TEXTS, lambda: text(gate=TopKGate, route="sentence")),

@@ -16,7 +16,7 @@ from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, FixedGate, GumbelMatrixGate, SoftmaxGate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.baselines import SharedBottom
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.components import Convolutions, DenseLayers, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -46,14 +46,14 @@ def routed(spec: DataSpec) -> RoutedNetwork:
     gate = partial(GumbelMatrixGate, initial_probability=0.5)
     if spec is ROWS:
         layers = [{"components": [partial(DenseLayers, units=[7])], "copies": 4}] * 2
-        network = RoutedNetwork(spec, partial(bottom_for, embedding_dim=5), layers, gate, HEADS, dropout=0.5)
+        network = RoutedNetwork(spec, partial(build_bottom, embedding_dim=5), layers, gate, HEADS, dropout=0.5)
     else:
         conv, pool = (
             partial(Convolutions, channels=4, kernels=[3]),
             partial(Pooling, kind="average", kernel=2, stride=2),
         )
         layers = [{"components": [conv], "copies": 3, "after": [pool]}] * 2
-        network = RoutedNetwork(spec, bottom_for, layers, gate, HEADS)
+        network = RoutedNetwork(spec, build_bottom, layers, gate, HEADS)
     with torch.no_grad():
         for layer in network.layers:
             layer.gate.logits.normal_()
@@ -65,13 +65,13 @@ def mixture(spec: DataSpec, gate: object, **options: Any) -> MMoE:
     experts = options.pop("experts", partial(StackedDense, units=[6, 5], dropout=0.3))
     if spec is IMAGES:
         experts = partial(StackedConv, convolutions=[{"channels": 3, "kernel": 3, "pool": 2}], units=[5])
-    return MMoE(spec, 6, partial(bottom_for, embedding_dim=5), experts, gate, HEADS, static_gate=True, **options)
+    return MMoE(spec, 6, partial(build_bottom, embedding_dim=5), experts, gate, HEADS, static_gate=True, **options)
 
 
 def ple(spec: DataSpec, levels: int, gate: object, **options: Any) -> PLE:
     dense = partial(StackedDense, units=[6, 5], dropout=0.3)
     conv = partial(StackedConv, convolutions=[{"channels": 3, "kernel": 3, "pool": 2}], units=[5])
-    bottom, experts = partial(bottom_for, embedding_dim=5), conv if spec is IMAGES else dense
+    bottom, experts = partial(build_bottom, embedding_dim=5), conv if spec is IMAGES else dense
     return PLE(spec, 4, 2, levels, bottom, experts, gate, HEADS, dense, static_gate=True, **options)
 
 
@@ -114,7 +114,7 @@ def test_pruned_equals_whole_and_costs_less(name: str) -> None:
 
 
 def test_a_fixed_gate_is_static_in_any_network() -> None:
-    experts, bottom = partial(StackedDense, units=[4]), partial(bottom_for, embedding_dim=5)
+    experts, bottom = partial(StackedDense, units=[4]), partial(build_bottom, embedding_dim=5)
     network = MMoE(ROWS, 4, bottom, experts, partial(FixedGate, pattern="none"), Heads).eval()
     pruned = prune(network, "b")
     assert torch.allclose(pruned(INPUTS["rows"]).predictions["b"], network(INPUTS["rows"]).predictions["b"], atol=1e-6)
@@ -149,7 +149,7 @@ def test_flops_by_hand() -> None:
     layers = [{"components": [partial(DenseLayers, units=[7])], "copies": 3}]
     gate = partial(FixedGate, weights=[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     spec = DataSpec({"x": Numeric(3)}, [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 4)])
-    network = RoutedNetwork(spec, bottom_for, layers, gate, Heads)
+    network = RoutedNetwork(spec, build_bottom, layers, gate, Heads)
     inputs = {"x": torch.randn(2, 3)}
     a, b = (savings(network, prune(network, task), inputs)["pruned_flops"] for task in "ab")
     assert (a, b) == (2 * 3 * 7 + 2 * 7 + 2 * 7, 2 * 2 * 3 * 7 + 2 * 2 * 7 + 2 * 7 * 4)  # components, mixture, head
@@ -157,7 +157,7 @@ def test_flops_by_hand() -> None:
 
 
 def test_unprunable_networks_are_refused() -> None:
-    experts, bottom = partial(StackedDense, units=[4]), partial(bottom_for, embedding_dim=5)
+    experts, bottom = partial(StackedDense, units=[4]), partial(build_bottom, embedding_dim=5)
     with pytest.raises(InputError, match="depends on the example"):
         prune(MMoE(ROWS, 4, bottom, experts, SoftmaxGate, Heads), "a")
     with pytest.raises(InputError, match="no task 'z'; the tasks are a, b, c, d"):

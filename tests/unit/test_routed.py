@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.gates import CometGate, FixedGate, GumbelMatrixGate
-from mtl.networks.bottom import bottom_for
+from mtl.networks.bottom import build_bottom
 from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
 from mtl.networks.heads import Heads, separate_heads
 from mtl.networks.routed import RoutedLayer, RoutedNetwork
@@ -28,7 +28,7 @@ def fixed(rows: list[list[float]]) -> partial[FixedGate]:
 
 def dense_network(gate: object, spec: DataSpec = VECTORS, **options: object) -> RoutedNetwork:
     layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 3}] * 2
-    return RoutedNetwork(spec, bottom_for, layers, gate, partial(Heads), **options)
+    return RoutedNetwork(spec, build_bottom, layers, gate, partial(Heads), **options)
 
 
 class Counting(Component):
@@ -61,7 +61,7 @@ def test_networks_predict_all_tasks_or_one(spec: DataSpec, gate: object) -> None
         convolutions = partial(Convolutions, channels=4, kernels=[3])
         pooling = partial(Pooling, kind="average", kernel=2, stride=2)
         layers = [{"components": [convolutions] * 3, "after": [pooling]}, {"components": [convolutions], "copies": 2}]
-        network = RoutedNetwork(spec, bottom_for, layers, gate, partial(Heads), dropout=0.5)
+        network = RoutedNetwork(spec, build_bottom, layers, gate, partial(Heads), dropout=0.5)
         inputs = {"image": torch.randint(256, (6, 1, 12, 12), dtype=torch.uint8)}
     output = network(inputs)
     assert [tuple(value.shape) for value in output.predictions.values()] == [(6,), (6, 3), (6,)]
@@ -123,7 +123,7 @@ def test_bad_layers() -> None:
     with pytest.raises(InputError, match="different shapes"):
         RoutedLayer(5, [partial(DenseLayers, units=[4]), partial(DenseLayers, units=[3])], fixed([[0.5, 0.5]]))
     with pytest.raises(InputError, match=r"layers\[0\].component: no such option"):
-        RoutedNetwork(VECTORS, bottom_for, [{"components": [], "component": []}], FixedGate, Heads)
+        RoutedNetwork(VECTORS, build_bottom, [{"components": [], "component": []}], FixedGate, Heads)
     with pytest.raises(InputError, match="is too small for kernels"):
         Convolutions((1, 4, 4), channels=2, kernels=[5])
     with pytest.raises(InputError, match="kind=min"):

@@ -21,7 +21,7 @@ from mtl.networks.mmoe import MMoE
 from mtl.training import evaluation as evaluations
 from mtl.training.distillation import prediction_losses
 from mtl.training.evaluation import Evaluation, best_spans
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
 from mtl.use.neurons import importance
@@ -177,7 +177,7 @@ def test_loss_by_hand() -> None:
     torch.testing.assert_close(summed_loss(SPAN, padded, target)[0], total.detach())
     other = TaskSpec("other", "span")
     predictions, targets = {"squad": padded, "other": logits[:, :2]}, {"squad": target, "other": target.clamp(max=1)}
-    names, totals, counts = summed_losses({"squad": SPAN, "other": other}, predictions, targets)
+    names, totals, counts = task_loss_sums({"squad": SPAN, "other": other}, predictions, targets)
     assert (names, counts.tolist()) == (["squad", "other"], [1, 1])
     torch.testing.assert_close(totals[0], total)
     empty = summed_loss(SPAN, torch.zeros(0, 1, 2), torch.zeros(0, 2, dtype=torch.int64))

@@ -26,7 +26,7 @@ def test_related_tasks_correlate_more_than_unrelated_ones() -> None:
     spec, splits = moe(num_groups=2).load()
     y = torch.stack(list(splits["train"].targets.values()))
     correlation = torch.corrcoef(y)
-    group = spec.extras["task_group"]
+    group = spec.ground_truth["task_group"]
     same = (group[:, None] == group) & ~torch.eye(len(group), dtype=torch.bool)
     assert correlation[same].mean() > correlation[group[:, None] != group].mean() + 0.2
 
@@ -54,7 +54,7 @@ def test_targets_do_not_depend_on_the_order_of_sums() -> None:
 
 def test_recovery_labels_come_from_the_true_experts() -> None:
     spec, splits = SyntheticRecoveryDataModule(batch_size=8, rows=(20_000, 50, 50)).load()
-    weight, true = spec.extras["expert_weight"], spec.extras["true_experts"]
+    weight, true = spec.ground_truth["expert_weight"], spec.ground_truth["true_experts"]
     assert weight.shape == (16, 4, 10)
     assert len(set(true.tolist())) == 4
     rows: Batch = splits["train"]
@@ -76,7 +76,7 @@ def test_published_recovery_labels_are_the_sign_of_the_true_unit() -> None:
     inputs, label = splits["train"].inputs, splits["train"].targets["label"]
     assert float(label.mean()) == pytest.approx(0.5, abs=0.03)
     network = FrozenExpertsMoE(
-        spec, partial(FixedGate, weights=weights_of(spec.extras["true_experts"])), true_unit=True
+        spec, partial(FixedGate, weights=weights_of(spec.ground_truth["true_experts"])), true_unit=True
     )
     assert not any(parameter.requires_grad for parameter in network.parameters())
     logits = network(inputs).predictions["label"]
@@ -113,7 +113,7 @@ def test_labels_by_hand() -> None:
 def test_labels_are_response_plus_noise(noise: float) -> None:
     data = pairs(noise=noise, rho=0.5)
     for index, (task, rows) in enumerate(data.tasks["train"].items()):
-        residual = rows.targets[task] - response(rows.inputs["x"] @ data.spec.extras["task_weight"][index], 6)
+        residual = rows.targets[task] - response(rows.inputs["x"] @ data.spec.ground_truth["task_weight"][index], 6)
         assert float(residual.std()) == pytest.approx(noise, rel=0.05, abs=1e-5)
         assert abs(float(residual.mean())) < 0.03 * noise + 1e-5
 

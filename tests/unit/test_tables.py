@@ -25,7 +25,7 @@ from mtl.data_modules.tables.lists import words_and_groups
 from mtl.data_modules.tables.statistics import Moments
 
 from mtl.checks import InputError
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import MISSING_CLASS, Bag, Batch, Categorical, Numeric
 from tests.loaded import loaded
 
@@ -734,7 +734,7 @@ def test_weights_of_rows(tmp_path: Path) -> None:
     assert torch.equal(some.weights["click"], train.weights["click"][[3, 0]])
     rows, specs = data.splits["val"], {task.name: task for task in data.spec.tasks}
     predictions = {name: torch.linspace(-1, 1, 4) for name in specs}
-    names, totals, counts = summed_losses(specs, predictions, rows.targets, rows.weights)
+    names, totals, counts = task_loss_sums(specs, predictions, rows.targets, rows.weights)
     found = dict(zip(names, (totals / counts).tolist(), strict=True))
     weight, kept = torch.tensor([1.0 + row % 3 for row in range(12, 16)]), ~rows.targets["stars"].isnan()
     errors = (predictions["stars"] - rows.targets["stars"]).square()

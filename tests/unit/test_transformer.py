@@ -15,7 +15,7 @@ from mtl.gates import CometGate, HashGate, SoftmaxGate, TaskTop1Gate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.pretrained import from_scratch
 from mtl.networks.transformer import Transformer
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from tests.transformers import CONFIG, LENGTH, assert_close, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10
@@ -45,7 +45,9 @@ def step(
     network.zero_grad()
     output = network(inputs, [task])
     spec = {name.name: name for name in network.tasks}
-    losses = summed_losses(spec, output.predictions, {task: TARGETS[task].double() if task != "b.c" else TARGETS[task]})
+    losses = task_loss_sums(
+        spec, output.predictions, {task: TARGETS[task].double() if task != "b.c" else TARGETS[task]}
+    )
     total = losses[1].sum() + sum(output.losses.values()) + output.hidden[-1].square().sum() / 100
     total.backward()
     values = {"loss": losses[1].detach(), "prediction": output.predictions[task].detach(), **output.losses}

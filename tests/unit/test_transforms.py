@@ -17,7 +17,7 @@ from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
-from mtl.training.losses import summed_losses
+from mtl.training.losses import task_loss_sums
 from mtl.types import Categorical, DataSpec, Numeric, TaskSpec
 from tests.experts import GatedExperts
 
@@ -81,7 +81,7 @@ def features_network(gate: Callable[..., Gate]) -> MMoE:
 def task_losses(network: MMoE, x: Tensor, targets: dict[str, Tensor]) -> Tensor:
     """Return the summed loss of each task, ``[T]``, from features ``x [B, D]``."""
     predictions = network({"x": x}).predictions
-    _, losses, _ = summed_losses({task.name: task for task in TASKS}, predictions, targets)
+    _, losses, _ = task_loss_sums({task.name: task for task in TASKS}, predictions, targets)
     return losses
 
 

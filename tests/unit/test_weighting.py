@@ -27,7 +27,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, shared_parameters
-from mtl.training.weighting.base import by_task, drawn_at
+from mtl.training.weighting.base import by_task, seeded_rng
 from mtl.types import Batch, DataSpec, Numeric
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
@@ -125,7 +125,7 @@ def upgrad(rows: Tensor) -> Tensor:
 
 def pcgrad(rows: Tensor, seed: int, step: int) -> Tensor:
     result = []
-    with drawn_at(seed, step, rows):
+    with seeded_rng(seed, step, rows):
         for task, row in enumerate(rows):
             changed = row.clone()
             for other in torch.randperm(len(rows)).tolist():
@@ -191,14 +191,14 @@ def test_weights_at_the_representation_are_those_of_the_gradients_at_the_experts
     own, data = module(with_option(name, at="representation"), network(static_gate=static)), batch()
     expected = module(name, network(static_gate=static)).weighting
     expected.combine(at_representation(own, data), [12.0] * 4, 0)
-    assert expected.in_force is not None
+    assert expected.current_weights is not None
     own.training_step(data, 0)["loss"].backward()
     found = {n: p.grad.clone() for n, p in own.network.named_parameters() if p.grad is not None}
-    torch.testing.assert_close(own.weighting.in_force, expected.in_force, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(own.weighting.current_weights, expected.current_weights, rtol=1e-5, atol=1e-7)
     plain = module(None, network(static_gate=static))
     output = plain(data.inputs)
     losses = by_task([plain.task_losses(output, data)], len(TASKS))[0]
-    ((own.weighting.in_force * losses).sum() + sum(output.losses.values())).backward()
+    ((own.weighting.current_weights * losses).sum() + sum(output.losses.values())).backward()
     weighted = {n: p.grad.clone() for n, p in plain.network.named_parameters() if p.grad is not None}
     below, above = ({n for n in found if ("heads" in n) == there} for there in (False, True))
     close({n: found[n] for n in below}, {n: weighted[n] for n in below})
@@ -271,12 +271,12 @@ def test_dwa_weights_follow_the_losses_of_two_epochs() -> None:
         means.append(torch.stack([task_losses(own, batch(seed=s)).detach() for s in (0, 1)]).mean(0))
         for seed in (0, 1):
             backward(own, batch(seed=seed))
-        assert torch.equal(own.weighting.in_force, torch.ones(4).double())
+        assert torch.equal(own.weighting.current_weights, torch.ones(4).double())
         own.weighting.end_epoch()
         with torch.no_grad():
             [p.mul_(0.5 + epoch) for p in own.network.heads.parameters()]
     backward(own, batch())
-    torch.testing.assert_close(own.weighting.in_force, 4 * (means[1] / means[0] / 2).softmax(0))
+    torch.testing.assert_close(own.weighting.current_weights, 4 * (means[1] / means[0] / 2).softmax(0))
 
 
 def test_famo_follows_the_paper() -> None:
@@ -291,7 +291,7 @@ def test_famo_follows_the_paper() -> None:
         z = np.exp(logits) / np.exp(logits).sum()
         weights = np.where(there, z / np.where(there, before, 1), 0)
         backward(own, data, step=step)
-        np.testing.assert_allclose(own.weighting.in_force, weights / weights.sum(), rtol=1e-6)
+        np.testing.assert_allclose(own.weighting.current_weights, weights / weights.sum(), rtol=1e-6)
         optimizer.step()
         with torch.no_grad():
             own.weighting.after_step(terms(own, data))
@@ -309,7 +309,7 @@ def test_uw_so_follows_the_paper() -> None:
     losses = task_losses(own, batch()).detach().numpy()
     backward(own, batch())
     shares = np.exp(1 / losses / 20)
-    np.testing.assert_allclose(own.weighting.in_force, shares / shares.sum(), rtol=1e-9)
+    np.testing.assert_allclose(own.weighting.current_weights, shares / shares.sum(), rtol=1e-9)
 
 
 def test_gradnorm_moves_towards_equal_rates() -> None:
@@ -326,7 +326,7 @@ def test_gradnorm_moves_towards_equal_rates() -> None:
     target = (norms.mean() * (rates / rates.mean()) ** 1.5).detach()
     (norms - target).abs().sum().backward()
     torch.testing.assert_close(own.weighting.logits.grad, logits.grad)
-    assert own.weighting.in_force.sum() == pytest.approx(4)
+    assert own.weighting.current_weights.sum() == pytest.approx(4)
 
 
 def test_what_cannot_be_combined_is_one_message() -> None:
@@ -392,7 +392,7 @@ def train(own: MultiTaskModule, optimizer: torch.optim.Optimizer, steps: range) 
         backward(own, batch(seed=step % 4, without="kind" if step % 4 == 2 else ""), step=step)
         assert all(bool(torch.isfinite(p.grad).all()) for p in own.parameters() if p.grad is not None)
         optimizer.step()
-        if own.weighting.compares_steps:
+        if own.weighting.needs_losses_after_step:
             own.weighting.after_step(terms(own, batch(seed=step % 4, without="kind" if step % 4 == 2 else "")))
         if step % 4 == 3:
             own.weighting.end_epoch()
@@ -418,5 +418,5 @@ def test_losses_fall_and_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
     for key, value in resumed.state_dict().items():
         assert torch.equal(value, expected[key]) if isinstance(value, Tensor) else True, key
     assert task_losses(whole, batch()).sum() < task_losses(module(), batch()).sum()
-    if whole.weighting.in_force is not None:
-        assert whole.weighting.in_force.shape == (len(TASKS),)
+    if whole.weighting.current_weights is not None:
+        assert whole.weighting.current_weights.shape == (len(TASKS),)

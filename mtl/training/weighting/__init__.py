@@ -1,6 +1,6 @@
 """Combine the losses of tasks, or their gradients: one method a class, chosen by ``conf/weighting``."""
 
-from mtl.training.weighting.base import FixedWeighting, Terms, Weighting, shared_parameters
+from mtl.training.weighting.base import FixedWeighting, TaskLosses, Weighting, shared_parameters
 from mtl.training.weighting.famo import FAMO
 from mtl.training.weighting.gradient import GradientWeighting
 from mtl.training.weighting.gradnorm import GradNorm
@@ -16,7 +16,7 @@ __all__ = [
     "JacobianWeighting",
     "LossWeighting",
     "SoftOptimalUncertainty",
-    "Terms",
+    "TaskLosses",
     "Weighting",
     "shared_parameters",
 ]

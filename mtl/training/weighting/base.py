@@ -18,19 +18,19 @@ from mtl.types import NetworkOutput, OwnsTaskParameters
 
 
 @dataclass(frozen=True)
-class Terms:
+class TaskLosses:
     """The terms of the loss of one batch with N tasks.
 
     ``index [N]``: the indices of the tasks in the network's list. ``losses [N]``: this process's share of their losses,
-    times the weights of ``TaskSpec``. ``everywhere [N]``: the sum of these shares over all processes, without gradient;
-    ``labels [N]``: the number of labels behind it. ``others``: scalars that belong to no task, such as auxiliary
-    losses. ``output``: of the network for this batch.
+    times the weights of ``TaskSpec``. ``global_losses [N]``: the sum of these shares over all processes, without
+    gradient; ``labels [N]``: the number of labels behind it. ``others``: scalars that belong to no task, such as
+    auxiliary losses. ``output``: of the network for this batch.
     """
 
     tasks: list[int]
     index: Tensor
     losses: Tensor
-    everywhere: Tensor
+    global_losses: Tensor
     labels: Tensor
     others: list[Tensor]
     output: NetworkOutput
@@ -44,16 +44,16 @@ class Weighting(KeepsBufferPrecision):
     the same optimiser but without weight decay.
     """
 
-    needs_shared = False  # whether the method compares gradients of parameters that tasks share
-    compares_steps = False  # whether it is told the losses of a step's last batch after the step
+    needs_task_gradients = False  # whether the method compares gradients of parameters that tasks share
+    needs_losses_after_step = False  # whether it is told the losses of a step's last batch after the step
     reads_representation = False  # whether it needs ``NetworkOutput.representation`` for each task, [B, t, H]
 
     def __init__(self, network: MultiTaskNetwork, num_tasks: int, seed: int = 0) -> None:
         super().__init__()
         self.num_tasks, self.seed = num_tasks, seed
-        self.in_force: Tensor | None = None  # the latest weights of the tasks [T], if the method has any
+        self.current_weights: Tensor | None = None  # the latest weights of the tasks [T], if the method has any
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
         """Return the loss to differentiate, of one batch or of several batches of one step.
 
         DDP averages gradients over processes, so each process's share is multiplied by their number. ``step``: the
@@ -64,8 +64,8 @@ class Weighting(KeepsBufferPrecision):
     def before_step(self, step: int) -> None:
         """Write combined gradients into ``grad`` if ``forward`` has kept them back; called before clipping."""
 
-    def after_step(self, parts: Sequence[Terms]) -> None:
-        """Learn from the losses that the step's last batch has after it, if the method ``compares_steps``."""
+    def after_step(self, parts: Sequence[TaskLosses]) -> None:
+        """Learn from the losses that the step's last batch has after it, if the method ``needs_losses_after_step``."""
 
     def end_epoch(self) -> None:
         """Update the state of a method that changes once per epoch."""
@@ -74,7 +74,7 @@ class Weighting(KeepsBufferPrecision):
 class FixedWeighting(Weighting):
     """Add the losses, with the fixed weights of the tasks."""
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
         losses = []
         for part in parts:
             first, *rest = part.others
@@ -82,17 +82,17 @@ class FixedWeighting(Weighting):
         return torch.stack(losses).sum()
 
 
-def by_task(parts: Sequence[Terms], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:
+def by_task(parts: Sequence[TaskLosses], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return this process's losses, the losses of all processes and the numbers of labels, by task: each ``[T]``."""
     index = torch.cat([part.index for part in parts])
-    names = ("losses", "everywhere", "labels")
+    names = ("losses", "global_losses", "labels")
     values = [torch.cat([getattr(part, name) for part in parts]) for name in names]
-    losses, everywhere, labels = (value.new_zeros(num_tasks).index_add(0, index, value) for value in values)
-    return losses, everywhere, labels
+    losses, global_losses, labels = (value.new_zeros(num_tasks).index_add(0, index, value) for value in values)
+    return losses, global_losses, labels
 
 
 @contextmanager
-def drawn_at(seed: int, step: int, like: Tensor) -> Iterator[None]:
+def seeded_rng(seed: int, step: int, like: Tensor) -> Iterator[None]:
     """Seed the generators of the CPU and of ``like``'s device by ``seed`` and ``step``; restore them afterwards.
 
     All processes then draw the same numbers, whatever else they have drawn, and so does a resumed run.

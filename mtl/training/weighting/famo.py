@@ -10,7 +10,7 @@ from torch import Tensor
 from mtl.distributed import world_size
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NotNegative, Positive, validated
-from mtl.training.weighting.base import Terms, Weighting, by_task
+from mtl.training.weighting.base import TaskLosses, Weighting, by_task
 
 SMALLEST = 1e-8  # loss of a task
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
@@ -27,7 +27,7 @@ class FAMO(Weighting):
     would be trained by the network's optimiser too, or divided among processes.
     """
 
-    compares_steps = True
+    needs_losses_after_step = True
     logits: Tensor
     first: Tensor
     second: Tensor
@@ -49,16 +49,16 @@ class FAMO(Weighting):
         self.register_buffer("steps", torch.zeros(()))
         self._before: tuple[Tensor, Tensor] | None = None  # losses of the last batch, and which tasks have labels: [T]
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
-        losses, everywhere, labels = by_task(parts, self.num_tasks)
-        there, everywhere = labels > 0, everywhere.clamp(min=SMALLEST)
-        self._before = everywhere, there
-        weights = torch.where(there, self.logits.softmax(0).to(everywhere.dtype) / everywhere, 0.0)
-        self.in_force = weights = weights / weights.sum().clamp(min=SMALLEST)
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
+        losses, global_losses, labels = by_task(parts, self.num_tasks)
+        there, global_losses = labels > 0, global_losses.clamp(min=SMALLEST)
+        self._before = global_losses, there
+        weights = torch.where(there, self.logits.softmax(0).to(global_losses.dtype) / global_losses, 0.0)
+        self.current_weights = weights = weights / weights.sum().clamp(min=SMALLEST)
         others = torch.stack([term for part in parts for term in part.others]).sum()
         return world_size() * (weights * losses).sum() + others
 
-    def after_step(self, parts: Sequence[Terms]) -> None:
+    def after_step(self, parts: Sequence[TaskLosses]) -> None:
         assert self._before is not None
         (before, there), self._before = self._before, None
         after = by_task(parts, self.num_tasks)[1].clamp(min=SMALLEST)

@@ -15,8 +15,8 @@ from mtl.distributed import all_reduce_sum, world_size
 from mtl.networks.base import MultiTaskNetwork
 from mtl.nn.functional import at_least_float32, float64_if_supported
 from mtl.options import validated
-from mtl.training.weighting.base import Terms, by_task, drawn_at
-from mtl.training.weighting.jacobian import JacobianWeighting, WithGradients, gradients_at
+from mtl.training.weighting.base import TaskLosses, by_task, seeded_rng
+from mtl.training.weighting.jacobian import GivenGradients, JacobianWeighting, grads_wrt
 from mtl.training.weighting.state import attributes, set_attributes
 
 # Of Nash-MTL's solver: with a gradient of 0 it has no solution, and the weights stay as they are
@@ -88,7 +88,7 @@ class GradientWeighting(JacobianWeighting):
         """Return the aggregator of TorchJD."""
         return self._held[0]
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
         if self.at == "parameters":
             return super().forward(parts, step)
         reads: list[Any] = [part.output.representation for part in parts]
@@ -102,7 +102,7 @@ class GradientWeighting(JacobianWeighting):
         tasks = torch.stack([part.losses.sum() for part in parts]).sum()
         others = torch.stack([term for part in parts for term in part.others]).sum()
         with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
-            gradients = gradients_at(tasks, [*reads, *above])
+            gradients = grads_wrt(tasks, [*reads, *above])
         at: list[Any] = gradients[: len(reads)]
         assert all(gradient is not None for gradient in at), "the losses do not depend on the representation"
         products = all_reduce_sum(inner_products(parts, at, self.num_tasks))
@@ -110,12 +110,12 @@ class GradientWeighting(JacobianWeighting):
         values, vectors = torch.linalg.eigh(products)
         with torch.no_grad():  # rows with these inner products, [T, T]
             self.combine(vectors * values.clamp(min=0).sqrt(), by_task(parts, self.num_tasks)[2].tolist(), step)
-        if self.in_force is not None:
+        if self.current_weights is not None:
             for number, part in enumerate(parts):
-                at[number] = (at[number] * self.in_force[sorted(part.tasks)][:, None]).to(at[number].dtype)
+                at[number] = (at[number] * self.current_weights[sorted(part.tasks)][:, None]).to(at[number].dtype)
         pairs = zip([*reads, *above], [*at, *gradients[len(reads) :]], strict=True)
         tensors, known = zip(*((tensor, g * world_size()) for tensor, g in pairs if g is not None), strict=True)
-        apply: Any = WithGradients.apply
+        apply: Any = GivenGradients.apply
         total: Tensor = apply(world_size() * tasks.detach(), known, None, *tensors) + others
         return total
 
@@ -134,7 +134,7 @@ class GradientWeighting(JacobianWeighting):
         if self._row_weights is not None:
             weights = jacobian.new_zeros(self.num_tasks)
             weights[rows] = factor * self._row_weights.to(weights.dtype)
-            self.in_force = weights
+            self.current_weights = weights
         return factor * combined
 
     def _remember(self, module: nn.Module, given: Any, weights: Tensor) -> None:
@@ -149,7 +149,7 @@ class GradientWeighting(JacobianWeighting):
         set_attributes(self.aggregator, state, device)
 
 
-def inner_products(parts: Sequence[Terms], gradients: Sequence[Tensor], num_tasks: int) -> Tensor:
+def inner_products(parts: Sequence[TaskLosses], gradients: Sequence[Tensor], num_tasks: int) -> Tensor:
     """Return the inner products ``[T, T]`` of the tasks' gradients at the experts' outputs, summed over the rows.
 
     ``gradients``: those of each batch at its representation, ``[B, t, H]``.
@@ -168,7 +168,7 @@ def inner_products(parts: Sequence[Terms], gradients: Sequence[Tensor], num_task
 
 def _aggregated(aggregator: Any, matrix: Tensor, seed: int, step: int) -> Tensor:
     """Return the vector ``[P]`` into which ``aggregator`` combines the rows of ``matrix [T, P]``."""
-    with torch.no_grad(), drawn_at(seed, step, matrix), warnings.catch_warnings():
+    with torch.no_grad(), seeded_rng(seed, step, matrix), warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         result: Tensor = aggregator(matrix)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NotNegative, validated
-from mtl.training.weighting.base import Terms, by_task
+from mtl.training.weighting.base import TaskLosses, by_task
 from mtl.training.weighting.jacobian import JacobianWeighting
 
 
@@ -39,11 +39,11 @@ class GradNorm(JacobianWeighting):
         """Return the weights of the tasks, ``[T]``."""
         return self.num_tasks * self.logits.softmax(0)
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
-        _, everywhere, labels = by_task(parts, self.num_tasks)
-        sums = torch.stack([everywhere, (labels > 0).to(everywhere.dtype)])
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
+        _, global_losses, labels = by_task(parts, self.num_tasks)
+        sums = torch.stack([global_losses, (labels > 0).to(global_losses.dtype)])
         self._sums = sums if self._sums is None else self._sums + sums
-        self.in_force = weights = self.weights().detach()
+        self.current_weights = weights = self.weights().detach()
         weighted = [replace(part, losses=part.losses * weights[part.index].to(part.losses.dtype)) for part in parts]
         return super().forward(weighted, step)
 

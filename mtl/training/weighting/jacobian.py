@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.networks.base import MultiTaskNetwork
-from mtl.training.weighting.base import Terms, Weighting, by_task, shared_parameters
+from mtl.training.weighting.base import TaskLosses, Weighting, by_task, shared_parameters
 
 
 class JacobianWeighting(Weighting):
@@ -29,7 +29,7 @@ class JacobianWeighting(Weighting):
     the calls of modules, and experts compute from stacked parameters that no module call uses row by row.)
     """
 
-    needs_shared = True
+    needs_task_gradients = True
 
     def __init__(self, network: MultiTaskNetwork, num_tasks: int, seed: int = 0) -> None:
         super().__init__(network, num_tasks, seed)
@@ -49,13 +49,13 @@ class JacobianWeighting(Weighting):
         """Combine the ``jacobian [T, P]`` into one gradient ``[P]``; tasks without ``labels`` have rows of zeros."""
         raise NotImplementedError
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
         others = torch.stack([term for part in parts for term in part.others]).sum()
         tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
         with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
-            rows, used = task_rows(parts, self._shared, self.num_tasks)
-            own = gradients_at(tasks + others, self._own)
-            rest = gradients_at(others, self._shared)
+            rows, used = task_jacobian(parts, self._shared, self.num_tasks)
+            own = grads_wrt(tasks + others, self._own)
+            rest = grads_wrt(others, self._shared)
         labels = by_task(parts, self.num_tasks)[2]
         # DDP waits for a gradient of every parameter that is used
         rest = [torch.zeros_like(p) if g is None and u else g for p, g, u in zip(self._shared, rest, used, strict=True)]
@@ -63,7 +63,7 @@ class JacobianWeighting(Weighting):
         pairs += [(parameter, torch.zeros_like(parameter)) for parameter in self.parameters()]
         parameters, gradients = zip(*pairs, strict=True)
         keep = functools.partial(self._keep, rows, labels)
-        apply: Any = WithGradients.apply
+        apply: Any = GivenGradients.apply
         return apply((tasks + others).detach(), gradients, keep, *parameters)
 
     def _keep(self, rows: Tensor, labels: Tensor, factor: Tensor) -> None:
@@ -93,7 +93,9 @@ class JacobianWeighting(Weighting):
                 parameter.grad += piece.view_as(parameter)
 
 
-def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks: int) -> tuple[Tensor, list[bool]]:
+def task_jacobian(
+    parts: Sequence[TaskLosses], shared: Sequence[nn.Parameter], num_tasks: int
+) -> tuple[Tensor, list[bool]]:
     """Return the tasks' gradients at the ``shared`` parameters ``[T, P]``, and for each, whether a task uses it."""
     sizes = [parameter.numel() for parameter in shared]
     dtype = functools.reduce(torch.promote_types, (p.dtype for p in shared), torch.float32)
@@ -101,7 +103,7 @@ def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks:
     used = [False] * len(sizes)
     for part in parts:
         for task, loss in zip(part.tasks, part.losses.unbind(), strict=True):
-            gradients = gradients_at(loss, shared)
+            gradients = grads_wrt(loss, shared)
             for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
                 if gradient is not None:
                     place += (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
@@ -109,7 +111,7 @@ def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks:
     return rows, used
 
 
-class WithGradients(torch.autograd.Function):
+class GivenGradients(torch.autograd.Function):
     """Return ``value`` with given ``gradients`` at ``parameters``; ``keep``, if given, is called with the incoming one.
 
     ``parameters`` may be other tensors too: the backward pass goes on from them.
@@ -129,7 +131,7 @@ class WithGradients(torch.autograd.Function):
         return None, None, None, *(gradient * outer[0] for gradient in ctx.gradients)
 
 
-def gradients_at(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+def grads_wrt(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of ``loss`` at ``parameters``; None where it does not depend on one."""
     if not loss.requires_grad or not parameters:
         return [None] * len(parameters)

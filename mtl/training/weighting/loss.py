@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.distributed import world_size
 from mtl.networks.base import MultiTaskNetwork
-from mtl.training.weighting.base import Terms, Weighting, by_task, drawn_at
+from mtl.training.weighting.base import TaskLosses, Weighting, by_task, seeded_rng
 from mtl.training.weighting.state import attributes, set_attributes
 
 
@@ -42,18 +42,18 @@ class LossWeighting(Weighting):
         self.scalarizer: Any = scalarizer if isinstance(scalarizer, nn.Module) else scalarizer(shape=num_tasks)
         self.register_buffer("latest", torch.full((num_tasks,), -1.0))
 
-    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
-        losses, everywhere, labels = by_task(parts, self.num_tasks)
+    def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
+        losses, global_losses, labels = by_task(parts, self.num_tasks)
         present = labels > 0
-        latest = torch.where(present, everywhere, self.latest.to(everywhere.dtype))
-        mean = everywhere.sum() / present.sum().clamp(min=1)
+        latest = torch.where(present, global_losses, self.latest.to(global_losses.dtype))
+        mean = global_losses.sum() / present.sum().clamp(min=1)
         values = torch.where(latest < 0, mean, latest).requires_grad_()
         self.latest.copy_(latest)
         parameters = list(self.scalarizer.parameters())
-        with drawn_at(self.seed, step, values):
+        with seeded_rng(self.seed, step, values):
             value = self.scalarizer(values)
         weights, *gradients = torch.autograd.grad(value, [values, *parameters])
-        self.in_force = weights = torch.where(present, weights, 0.0)
+        self.current_weights = weights = torch.where(present, weights, 0.0)
         total: Tensor = value.detach() + world_size() * (weights * (losses - losses.detach())).sum()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             total = total + (torch.where(present, gradient, 0.0) * (parameter - parameter.detach())).sum()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Pairs:
+class Assignments:
     """The P (sample, expert) pairs for which at least one task's weight in ``weights [B, T, E]`` is not 0.
 
     ``expert [P]`` and ``sample [P]`` are sorted by expert, then by sample; ``counts`` has the number of pairs of each
@@ -37,7 +37,7 @@ def indices(mask: Tensor, count: int) -> tuple[Tensor, ...]:
     return mask.nonzero_static(size=count).unbind(1)
 
 
-def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
+def mix_assigned(outputs: Tensor, weights: Tensor, pairs: Assignments) -> Tensor:
     """Mix the ``outputs [P, ...]`` of ``pairs`` by the ``weights [B, T, E]`` that they come from into ``[B, T, ...]``.
 
     Weights that are 0 get no gradient.
