@@ -18,12 +18,12 @@ from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch, validates_within_epoch
-from .monitored import Watcher
+from .monitored import MonitoringCallback
 
 log = logging.getLogger(__name__)
 
 
-class BestCheckpoint(Watcher, ModelCheckpoint):
+class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
     """Keep the best checkpoint by ``monitor`` as ``dirpath/best.ckpt``.
 
     ``mode``: whether the best value is the lowest or the highest; auto: see ``mode_of``. Each validation counts once; a
@@ -67,7 +67,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if not self.is_fresh(trainer, pl_module):
+        if not self.has_new_value(trainer, pl_module):
             return
         value = float(trainer.callback_metrics[str(self.monitor)])
         if not math.isfinite(value):
@@ -101,7 +101,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
     def _state_in(self, path: Path) -> dict[str, Any] | None:
         """Return the state of this callback in a checkpoint, empty if it has only weights; None if it is unreadable."""
         try:
-            state: dict[str, Any] = read(path, divided=True).get("callbacks", {}).get(self.state_key, {})
+            state: dict[str, Any] = read(path, sharded=True).get("callbacks", {}).get(self.state_key, {})
         except InputError:  # missing or damaged
             return None
         return state

@@ -13,13 +13,13 @@ from mtl.analysis.conflicts import as_table, draw
 from mtl.distributed import gather
 from mtl.files.writing import write_text
 from mtl.loggers.pictures import save_picture
-from mtl.options import Long, validated
+from mtl.options import LargeCount, validated
 from mtl.training.conflict import ALL, Row, measure
 from mtl.training.measurements import log_values
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch
 
-from .length import took_step
+from .length import did_step
 
 MOST = 8  # validation batches of a task that are measured on in turn
 
@@ -34,7 +34,7 @@ class Conflict(Callback):
     """
 
     @validated
-    def __init__(self, dirpath: str, every_steps: Long | None = None) -> None:
+    def __init__(self, dirpath: str, every_steps: LargeCount | None = None) -> None:
         self.folder, self.every_steps = Path(dirpath), every_steps
         self.rows: list[tuple[int, *Row]] = []
         self._batches: dict[tuple[str, ...], list[Batch]] = {}  # by the tasks that they have labels of
@@ -45,7 +45,7 @@ class Conflict(Callback):
         step = trainer.global_step
         if not self.every_steps or len(pl_module.tasks) == 1:
             return
-        if not took_step(trainer, batch_idx) or step % self.every_steps:
+        if not did_step(trainer, batch_idx) or step % self.every_steps:
             return
         if not self._batches:
             self._batches = _collected(trainer)

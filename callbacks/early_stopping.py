@@ -9,17 +9,17 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
 from mtl.files.formatting import number
-from mtl.options import CountOrZero, Name, NotNegative, validated
+from mtl.options import CountOrZero, Name, NonNegative, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch
-from .monitored import Watcher
+from .monitored import MonitoringCallback
 
 log = logging.getLogger(__name__)
 
 
-class EarlyStop(Watcher, EarlyStopping):  # type: ignore[misc]  # Watcher's monitor may be None, this one's is not
+class EarlyStop(MonitoringCallback, EarlyStopping):  # type: ignore[misc]  # Watcher's monitor may be None, this one's is not
     """Stop after ``patience`` validated epochs in which ``monitor`` did not improve by more than ``min_delta``.
 
     An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, nor does an epoch in which
@@ -35,7 +35,7 @@ class EarlyStop(Watcher, EarlyStopping):  # type: ignore[misc]  # Watcher's moni
         monitor: Name = "val/loss",
         mode: Literal["min", "max", "auto"] = "auto",
         patience: CountOrZero = 3,
-        min_delta: NotNegative = 0.0,
+        min_delta: NonNegative = 0.0,
     ) -> None:
         super().__init__(
             monitor,
@@ -47,7 +47,7 @@ class EarlyStop(Watcher, EarlyStopping):  # type: ignore[misc]  # Watcher's moni
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if not ends_epoch(trainer) or not self.is_fresh(trainer, pl_module):
+        if not ends_epoch(trainer) or not self.has_new_value(trainer, pl_module):
             return
         before = trainer.should_stop
         super().on_train_epoch_end(trainer, pl_module)

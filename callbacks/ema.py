@@ -13,9 +13,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mtl.distributed import local_shard
 from mtl.nn.functional import at_least_float32
-from mtl.options import Share, validated
+from mtl.options import Fraction, validated
 
-from .length import took_step
+from .length import did_step
 
 
 class WeightAverage(Callback):
@@ -33,7 +33,7 @@ class WeightAverage(Callback):
     """
 
     @validated
-    def __init__(self, decay: Share | None = None) -> None:
+    def __init__(self, decay: Fraction | None = None) -> None:
         self.decay = decay
         self._parameters: dict[str, nn.Parameter] = {}
         self._average: dict[str, Tensor] = {}  # in float32 at least: bfloat16 would round most changes away
@@ -61,7 +61,7 @@ class WeightAverage(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.decay is None or not took_step(trainer, batch_idx):
+        if self.decay is None or not did_step(trainer, batch_idx):
             return
         step = trainer.global_step - 1
         update = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))

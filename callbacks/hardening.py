@@ -7,11 +7,11 @@ import logging
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.checks import require
-from mtl.distributed import whole_parameters
+from mtl.distributed import summon_full_params
 from mtl.gates.permuted import Permutation
-from mtl.options import Long, Positive, validated
+from mtl.options import LargeCount, Positive, validated
 
-from .length import Length, Part
+from .length import Part, PhaseLength
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,10 @@ class PermutationHardening(Callback):
     """
 
     @validated
-    def __init__(self, steps: Long | None = None, epochs: Positive | None = None, fraction: Part | None = None) -> None:
-        self.length = Length("soft phase of the permutation", steps, epochs, fraction)
+    def __init__(
+        self, steps: LargeCount | None = None, epochs: Positive | None = None, fraction: Part | None = None
+    ) -> None:
+        self.length = PhaseLength("soft phase of the permutation", steps, epochs, fraction)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module.network).__name__
@@ -38,7 +40,7 @@ class PermutationHardening(Callback):
         if not soft or trainer.global_step < self.length.in_steps(trainer):
             return
         distances = []
-        with whole_parameters(trainer):
+        with summon_full_params(trainer):
             for permutation in soft:
                 distances.append(permutation.harden(trainer.strategy.broadcast(permutation.assignment())))
         for permutation in soft:

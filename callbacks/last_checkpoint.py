@@ -15,13 +15,13 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from mtl.checkpoints.files import keep_previous
-from mtl.checkpoints.parts import DIVIDED
+from mtl.checkpoints.parts import SHARDED
 from mtl.distributed import gather
-from mtl.options import Long, Positive, validated
+from mtl.options import LargeCount, Positive, validated
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
 
-from .length import ends_epoch, took_step, validates_within_epoch
+from .length import did_step, ends_epoch, validates_within_epoch
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,9 @@ class LastCheckpoint(Checkpoint):
     """
 
     @validated
-    def __init__(self, dirpath: str, every_steps: Long | None = None, every_minutes: Positive | None = None) -> None:
+    def __init__(
+        self, dirpath: str, every_steps: LargeCount | None = None, every_minutes: Positive | None = None
+    ) -> None:
         self.path, self.every_steps, self.every_minutes = Path(dirpath) / "last.ckpt", every_steps, every_minutes
         self._signals = ExitStack()
         self._stopped: Stopped | None = None  # set when the run is saved; it stops after this step's values are logged
@@ -85,7 +87,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not took_step(trainer, batch_idx):
+        if not did_step(trainer, batch_idx):
             self._ends = self._ends or trainer.should_stop
             trainer.should_stop = False  # finish the optimiser step first
             return
@@ -96,7 +98,7 @@ class LastCheckpoint(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or not validates_within_epoch(trainer):
             return
-        if took_step(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+        if did_step(trainer, trainer.fit_loop.epoch_loop.batch_idx):
             self._save_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -150,7 +152,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             keep_previous(self.path)
         # With the states of optimiser and loops
-        trainer.save_checkpoint(self.path, weights_only=False, storage_options=DIVIDED)
+        trainer.save_checkpoint(self.path, weights_only=False, storage_options=SHARDED)
         self._saved_at = time.monotonic()
         self._seconds = self._saved_at - began
         if number:

@@ -16,7 +16,7 @@ from mtl.checks import require
 Part = Annotated[float, Field(gt=0, le=1)]  # of a run
 
 
-def took_step(trainer: Trainer, batch_idx: int) -> bool:
+def did_step(trainer: Trainer, batch_idx: int) -> bool:
     """Return whether the optimiser stepped on batch ``batch_idx`` of the epoch; for use in ``on_train_batch_end``."""
     done = batch_idx + 1
     return done % trainer.accumulate_grad_batches == 0 or done >= trainer.num_training_batches
@@ -48,7 +48,7 @@ def epochs_left(trainer: Trainer) -> float | None:
     return min(left, default=None)
 
 
-class Length:
+class PhaseLength:
     """Length of the phase ``what``: one of ``steps``, ``epochs`` (may be fractional) or ``fraction`` of the run."""
 
     def __init__(

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.checks import require
-from mtl.options import Count, InnerShare, LongOrZero, Name, Share, validated
+from mtl.options import Count, Fraction, LargeCountOrZero, Name, OpenFraction, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import is_logged
-from mtl.training.schedules import rate_factor
+from mtl.training.schedules import lr_factor_at
 
-from .length import Length
+from .length import PhaseLength
 
 WHERE = "callbacks.lr_schedule"
 
@@ -34,19 +34,19 @@ class LearningRate(Callback):
     def __init__(
         self,
         shape: Literal["constant", "linear", "cosine"] = "constant",
-        end_factor: Share = 0.0,
-        warmup: Share = 0.0,
-        warmup_steps: LongOrZero | None = None,
+        end_factor: Fraction = 0.0,
+        warmup: Fraction = 0.0,
+        warmup_steps: LargeCountOrZero | None = None,
         rise: Literal["linear", "cosine"] = "linear",
-        start_factor: Share = 0.0,
+        start_factor: Fraction = 0.0,
     ) -> None:
         both = f"{WHERE}.warmup={warmup} and {WHERE}.warmup_steps={warmup_steps}: one of them must be 0"
         require(not (warmup and warmup_steps), both)
         self.shape, self.end_factor, self.rise, self.start_factor = shape, end_factor, rise, start_factor
-        self._run = Length(f"lr_schedule={shape}, which ends with the run", fraction=1.0)
-        self._warmup: Length | None = None
+        self._run = PhaseLength(f"lr_schedule={shape}, which ends with the run", fraction=1.0)
+        self._warmup: PhaseLength | None = None
         if warmup or warmup_steps:
-            self._warmup = Length("warm-up of the learning rate", warmup_steps or None, None, warmup or None)
+            self._warmup = PhaseLength("warm-up of the learning rate", warmup_steps or None, None, warmup or None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for group in _groups(trainer):
@@ -65,7 +65,7 @@ class LearningRate(Callback):
         """Return the factor of all rates at optimiser step ``step``."""
         warmup = self._warmup.in_steps(trainer) if self._warmup else 0.0
         length = math.inf if self.shape == "constant" else self._run.in_steps(trainer)
-        return rate_factor(step, warmup, length, self.shape, self.end_factor, self.rise, self.start_factor)
+        return lr_factor_at(step, warmup, length, self.shape, self.end_factor, self.rise, self.start_factor)
 
 
 class PlateauRate(LearningRate):
@@ -82,10 +82,10 @@ class PlateauRate(LearningRate):
         self,
         monitor: Name = "val/loss",
         mode: Literal["min", "max", "auto"] = "auto",
-        factor: InnerShare = 0.5,
+        factor: OpenFraction = 0.5,
         patience: Count = 5,
-        warmup: Share = 0.0,
-        warmup_steps: LongOrZero | None = None,
+        warmup: Fraction = 0.0,
+        warmup_steps: LargeCountOrZero | None = None,
     ) -> None:
         super().__init__(warmup=warmup, warmup_steps=warmup_steps)
         of_validation = monitor.startswith("val/")

@@ -16,7 +16,7 @@ from .length import ends_epoch
 KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 
 
-class Watcher(Callback):
+class MonitoringCallback(Callback):
     """Base of callbacks that read the value ``monitor`` once per validation; ``section`` is where their options are."""
 
     monitor: str | None
@@ -33,7 +33,7 @@ class Watcher(Callback):
         self._validated = state_dict.get("validated", False)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "validated"})
 
-    def is_fresh(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
+    def has_new_value(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
         """Return whether there is a new value; there is none if the metric is undefined on the rows."""
         validated, self._validated = self._validated, False
         name, known = str(self.monitor), trainer.callback_metrics
@@ -48,7 +48,7 @@ class MonitorCheck(Callback):
     """Raise InputError before the first step if a callback's ``monitor`` is a value that will never be logged.
 
     The module and the callbacks say in ``logged_names`` what they log; a name may be a pattern such as ``val/x*``. If a
-    callback of another package has no such method, only ``Watcher`` finds out.
+    callback of another package has no such method, only ``MonitoringCallback`` finds out.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:

@@ -18,7 +18,7 @@ from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch, epochs_left
-from .monitored import Watcher
+from .monitored import MonitoringCallback
 
 log = logging.getLogger(__name__)
 
@@ -124,25 +124,25 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
     return f"{of_all if len(names) > 1 else names[0].removeprefix('val/')} {number(mean, 4)}"
 
 
-class TrialReport(Watcher):
+class TrialReport(MonitoringCallback):
     """Report the monitored value to mtl tune after each epoch with a validation; stop the run if the study prunes it.
 
     It does nothing in a run that mtl tune did not start. NaN and infinite values are not reported.
     """
 
     monitor = None  # set from the configuration when the training starts
-    _line: channel.RunEnd | None = None
+    _line: channel.TrialChannel | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self.monitor = str(pl_module.config.get("monitor", "val/loss"))
         if channel.started() and trainer.is_global_zero:
-            self._line = channel.RunEnd()
+            self._line = channel.TrialChannel()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         if not channel.started() or not ends_epoch(trainer):
             return
         stop, value = False, math.nan
-        if self.is_fresh(trainer, pl_module):
+        if self.has_new_value(trainer, pl_module):
             value = float(trainer.callback_metrics[str(self.monitor)])
             if self._line and math.isfinite(value):
                 stop = self._line.report(trainer.current_epoch, value)

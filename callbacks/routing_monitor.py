@@ -21,8 +21,8 @@ from mtl.analysis.patterns import (
     layers_with_gates,
 )
 from mtl.analysis.report import Report
-from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
-from mtl.distributed import gather, whole_parameters
+from mtl.analysis.tally import History, Probabilities, RoutingStats, gather_routing_stats
+from mtl.distributed import gather, summon_full_params
 from mtl.gates.base import DrawsConnections
 from mtl.gates.permuted import Permutation
 from mtl.loggers.pictures import save_picture
@@ -31,7 +31,7 @@ from mtl.training.measurements import Key, Measurement, Measurements, log_measur
 from mtl.training.module import MultiTaskModule, is_logged
 from mtl.types import Batch, Routing
 
-from .length import took_step
+from .length import did_step
 
 # The scalars that a validation pass may log; in a network of several layers the names end in _layer_<n>
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")
@@ -82,7 +82,7 @@ class RoutingMonitor(Callback):
         self.pictures, self.pictures_every = pictures, pictures_every
         self.histories: dict[str, History] = {}
         self.probabilities = Probabilities()
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, RoutingStats] = {}
         self._gates: dict[str, Any] = {}  # in a test
         self._sample: Batch | None = None
         self._compared: list[tuple[int, dict[str, float]]] = []  # rows and ``compare_selections`` of each test batch
@@ -98,7 +98,7 @@ class RoutingMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
-        if not took_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
+        if not did_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
             return
         self._add_probabilities(trainer, pl_module)
         for name, routings in outputs["routings"].items():
@@ -172,13 +172,13 @@ class RoutingMonitor(Callback):
     def _add_probabilities(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         layers = layers_with_gates(pl_module.network)
         if any(isinstance(layer.gate, DrawsConnections) for layer in layers.values()):
-            with whole_parameters(trainer):
+            with summon_full_params(trainer):
                 self.probabilities.add(trainer.global_step, layers)
 
     def _add(self, pl_module: MultiTaskModule, routings: dict[str, Routing], rows: int) -> None:
         for name, routing in routings.items():
             active_fraction = self._gates[name].active_fraction(routing.selectors) if name in self._gates else 1.0
-            self._tallies.setdefault(name, Tally(len(pl_module.tasks))).add(routing, rows, active_fraction)
+            self._tallies.setdefault(name, RoutingStats(len(pl_module.tasks))).add(routing, rows, active_fraction)
 
     def _draw(self, trainer: Trainer, report: Report) -> None:
         for name, picture in report.figures().items() if self.pictures else ():
@@ -186,7 +186,7 @@ class RoutingMonitor(Callback):
 
     def _report(self, pl_module: MultiTaskModule) -> Report:
         """Return the report over all processes; every process must call this."""
-        tallies, names = gather_tallies(self._tallies), list(pl_module.tasks)
+        tallies, names = gather_routing_stats(self._tallies), list(pl_module.tasks)
         layers = layers_with_gates(pl_module.network)
         if not is_routed(layers) or not tallies or not all(tally.static for tally in tallies.values()):
             layers = {}

@@ -10,11 +10,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from mtl.checks import require
-from mtl.options import Long, Name, Positive, validated
+from mtl.options import LargeCount, Name, Positive, validated
 from mtl.training.module import is_logged
 from mtl.training.schedules import SHAPES, Shape, Value, check_schedule
 
-from .length import Length, Part
+from .length import Part, PhaseLength
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ class ScheduledBuffer(Callback):
         start: Value,
         end: Value,
         shape: Shape = "linear",
-        steps: Long | None = None,
+        steps: LargeCount | None = None,
         epochs: Positive | None = None,
         fraction: Part | None = None,
         required: bool = True,
     ) -> None:
         check_schedule(shape, start, end)
         self.target, self.start, self.end, self.shape, self.required = target, start, end, shape, required
-        self.length = Length(f"schedule of {target}", steps, epochs, fraction)
+        self.length = PhaseLength(f"schedule of {target}", steps, epochs, fraction)
         self._buffers: list[tuple[nn.Module, str]] = []  # (module, name), since moving a module replaces its buffers
 
     @property

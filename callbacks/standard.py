@@ -11,7 +11,7 @@ from mtl.gates.adaptive import AdaptiveGate, update_adaptive_gates
 from mtl.networks.mixture import MixtureOfExperts
 
 from .guards import FiniteGuard, ProcessAgreement
-from .length import took_step
+from .length import did_step
 from .monitored import MonitorCheck
 from .random_state import RandomState
 from .reports import EpochReport, TrialReport
@@ -49,7 +49,7 @@ class LayerAdaptation(Callback):
         network: Any = pl_module.network
         for routings in outputs["routings"].values():
             self._measured += [pair for routing in routings for pair in routing.measured]
-        if not took_step(trainer, batch_idx):
+        if not did_step(trainer, batch_idx):
             return
         if self._measured:
             update_adaptive_gates(network, self._measured)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.nn.seeds import make_generator
-from mtl.options import Long, RunSeed, validated
+from mtl.options import LargeCount, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
 from .constants import with_constants
@@ -58,8 +58,8 @@ class TensorDataModule(LightningDataModule):
     @validated
     def __init__(
         self,
-        batch_size: Long,
-        eval_batch_size: Long = 4096,
+        batch_size: LargeCount,
+        eval_batch_size: LargeCount = 4096,
         seed: RunSeed = 0,
         shuffle_seed: RunSeed = 0,
         pin_memory: bool = False,

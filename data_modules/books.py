@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.options import Address, FilePath, Long, Share, validated
+from mtl.options import Address, FilePath, Fraction, LargeCount, validated
 
 from .files.reading import quote, read_lines, repair
 from .interactions import InteractionsDataModule, columns
@@ -44,8 +44,8 @@ class BooksDataModule(InteractionsDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        min_records: Long = 5,
-        alpha: Share = 0.5,
+        min_records: LargeCount = 5,
+        alpha: Fraction = 0.5,
         negatives: Literal["uniform", "per_user"] = "uniform",
         split: Fractions = (0.8, 0.1, 0.1),
         download: bool = True,

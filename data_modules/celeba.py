@@ -19,7 +19,7 @@ from torchvision.datasets import CelebA
 from torchvision.datasets.utils import download_file_from_google_drive
 
 from mtl.checks import InputError, require
-from mtl.options import FilePath, Some, validated
+from mtl.options import FilePath, NonEmpty, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
@@ -62,7 +62,7 @@ class CelebADataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        attributes: Attribute | Some[Attribute],
+        attributes: Attribute | NonEmpty[Attribute],
         scale: Literal[1, 2, 4, 8] = 2,
         download: bool = True,
         standardise: bool = True,

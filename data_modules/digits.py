@@ -14,7 +14,7 @@ from scipy.io import loadmat
 from torch import Tensor
 from torchvision.datasets import SVHN
 
-from mtl.options import Address, FilePath, Some, validated
+from mtl.options import Address, FilePath, NonEmpty, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
@@ -50,7 +50,7 @@ class DigitsDataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        svhn_parts: Some[Part] = PARTS,
+        svhn_parts: NonEmpty[Part] = PARTS,
         download: bool = True,
         standardise: bool = True,
         mnist_url: Address | None = None,

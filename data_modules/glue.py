@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from mtl.options import Address, FilePath, Name, Some, validated
+from mtl.options import Address, FilePath, Name, NonEmpty, validated
 from mtl.types import TaskSpec
 
 from .files.glue import SOURCES, Task, prepare
 from .splits import SPLITS, group_split, random_split, require_rows, sample_rows
-from .text_tasks import SMALL, Length, TextTasksDataModule
+from .text_tasks import SMALL, PhaseLength, TextTasksDataModule
 from .texts.glue import read_part
 from .texts.rows import Texts
 
@@ -51,9 +51,9 @@ class GlueDataModule(TextTasksDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        tasks: Some[Task] = TASKS,
+        tasks: NonEmpty[Task] = TASKS,
         max_rows: dict[Task, Annotated[int, Field(ge=2, le=10**9)]] | None = None,
-        max_lengths: dict[Task, Length] | None = None,
+        max_lengths: dict[Task, PhaseLength] | None = None,
         gate_from: dict[Task, Name] | None = None,
         published_split: bool = False,
         loss_scale: bool = True,

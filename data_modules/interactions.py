@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import format_value, require
-from mtl.options import Address, FilePath, Long, Names, Share, validated
+from mtl.options import Address, FilePath, Fraction, LargeCount, Names, validated
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 
 from .base import TensorDataModule
@@ -56,13 +56,13 @@ class InteractionsDataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        alpha: Share,
+        alpha: Fraction,
         split: Fractions,
         download: bool,
         base_url: Address,
         negatives: Literal["uniform", "per_user"] = "uniform",
         metrics: dict[str, Names | None] | None = None,
-        max_rows: Long | None = None,
+        max_rows: LargeCount | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)

@@ -9,7 +9,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.options import Address, FilePath, Positive, Share, validated
+from mtl.options import Address, FilePath, Fraction, Positive, validated
 from mtl.types import Batch
 
 from .files.reading import parsing, read_lines
@@ -43,7 +43,7 @@ class JesterDataModule(InteractionsDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        alpha: Share = 0.5,
+        alpha: Fraction = 0.5,
         split: Fractions = (0.7, 0.15, 0.15),
         download: bool = True,
         base_url: Address = "https://eigentaste.berkeley.edu/dataset",

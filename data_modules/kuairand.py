@@ -6,7 +6,7 @@ import glob
 from pathlib import Path
 from typing import Any, Literal
 
-from mtl.options import Address, FilePath, Some, validated
+from mtl.options import Address, FilePath, NonEmpty, validated
 
 from .files.download import fetch_archive
 from .table import TableDataModule
@@ -44,7 +44,7 @@ class KuaiRandDataModule(TableDataModule):
         self,
         data_dir: FilePath,
         variant: Literal["pure", "1k"] = "pure",
-        tasks: Some[Feedback] = FEEDBACK,
+        tasks: NonEmpty[Feedback] = FEEDBACK,
         log: Literal["standard", "random"] = "standard",
         download: bool = True,
         base_url: Address = "https://zenodo.org/records/10439422/files",

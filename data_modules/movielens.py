@@ -10,7 +10,7 @@ import polars as pl
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.options import Address, FilePath, Share, validated
+from mtl.options import Address, FilePath, Fraction, validated
 
 from .files.reading import parsing, read_lines, repair
 from .interactions import InteractionsDataModule, columns
@@ -49,7 +49,7 @@ class MovieLensDataModule(InteractionsDataModule):
         self,
         data_dir: FilePath,
         variant: Literal["1m", "100k"] = "1m",
-        alpha: Share = 0.9,
+        alpha: Fraction = 0.9,
         negatives: Literal["uniform", "per_user"] = "uniform",
         split: Fractions = (0.8, 0.1, 0.1),
         download: bool = True,

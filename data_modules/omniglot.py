@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.datasets import Omniglot
 
 from mtl.checks import require
-from mtl.options import Address, FilePath, Some, TaskName, validated
+from mtl.options import Address, FilePath, NonEmpty, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files.cache import cached, versions
@@ -48,7 +48,7 @@ class OmniglotDataModule(TasksDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        alphabets: Some[TaskName] | None = None,
+        alphabets: NonEmpty[TaskName] | None = None,
         side: Annotated[int, Field(ge=1, le=SIDE)] = SIDE,  # pixels
         download: bool = True,
         base_url: Address | None = None,

@@ -11,14 +11,14 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import format_value, require
-from mtl.options import Long
+from mtl.options import LargeCount
 from mtl.types import Batch
 
 from .tables.options import THREE_FRACTIONS, Fractions
 
 SPLITS = ("train", "val", "test")
 
-Rows = Annotated[tuple[Long, Long, Long], Field(strict=False)]
+Rows = Annotated[tuple[LargeCount, LargeCount, LargeCount], Field(strict=False)]
 
 
 def by_split(fractions: Fractions, own_files: Collection[str] = (), option: str = "data.split") -> dict[str, float]:

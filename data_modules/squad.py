@@ -24,7 +24,7 @@ from .files.cache import cached
 from .files.download import fetch
 from .files.reading import parsing, repair
 from .splits import SPLITS, sample_rows
-from .text_tasks import Length, TextTasksDataModule
+from .text_tasks import PhaseLength, TextTasksDataModule
 from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
@@ -77,7 +77,7 @@ class SquadDataModule(TextTasksDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        max_length: Length = 384,
+        max_length: PhaseLength = 384,
         stride: Count = 128,
         max_question: Count = 64,
         max_answer: Count = 30,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.options import Count, Share, validated
+from mtl.options import Count, Fraction, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 from .base import TensorDataModule
@@ -31,7 +31,7 @@ class SyntheticMoEDataModule(TensorDataModule):
         num_groups: Count = 1,
         tasks_per_group: Count = 16,
         rows: Rows = (10_000, 2_000, 2_000),
-        correlation: Share = 0.8,
+        correlation: Fraction = 0.8,
         input_dim: Count = 10,
         **common: Any,
     ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.nn.seeds import make_generator
-from mtl.options import FilePath, Long, Name, Names, validated
+from mtl.options import FilePath, LargeCount, Name, Names, validated
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
@@ -107,7 +107,7 @@ class TableDataModule(TensorDataModule):
         weight_column: Name | None = None,
         group_column: Name | None = None,
         slices: Names = (),
-        window_rows: Long | None = None,
+        window_rows: LargeCount | None = None,
         relative_losses: bool = False,
         keep_encoding: bool = True,
         **common: Any,

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SMALL = 10_000  # most training rows of a task that counts as small
 PADDING_SEGMENT = 0
-Length = Annotated[int, Field(ge=8, le=100_000)]  # tokens of a row
+PhaseLength = Annotated[int, Field(ge=8, le=100_000)]  # tokens of a row
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class TextTasksDataModule(TasksDataModule):
         data_dir: FilePath = Path("data"),
         tokenizer: Name | None = None,
         vocabulary: Annotated[int, Field(ge=100, le=MANY)] = 8000,
-        max_length: Length = 128,
+        max_length: PhaseLength = 128,
         **common: Any,
     ) -> None:
         super().__init__(**common)

@@ -25,7 +25,7 @@ def world_size() -> int:
 
 
 @contextmanager
-def announced_wait(ranks: Sequence[int], processes: int, silent: bool = False, seconds: float = 30) -> Iterator[None]:
+def warn_if_waiting(ranks: Sequence[int], processes: int, silent: bool = False, seconds: float = 30) -> Iterator[None]:
     """Print one line if some processes are still missing after ``seconds``, and continue to wait.
 
     ``ranks``: the ranks of this machine, out of ``processes`` in all. ``silent``: another process of this machine
@@ -140,10 +140,10 @@ def broadcast(value: Tensor) -> Tensor:
     return value
 
 
-def whole_parameters(trainer: Any) -> AbstractContextManager[None]:
+def summon_full_params(trainer: Any) -> AbstractContextManager[None]:
     """Inside this context all parameters are whole; every process must enter it. See ``ShardedStrategy``."""
-    divided = hasattr(trainer.strategy, "whole_parameters")
-    return trainer.strategy.whole_parameters() if divided else nullcontext()
+    sharded = hasattr(trainer.strategy, "summon_full_params")
+    return trainer.strategy.summon_full_params() if sharded else nullcontext()
 
 
 class RowShards(list[Tensor]):

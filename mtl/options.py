@@ -21,7 +21,7 @@ from typing_extensions import is_typeddict
 
 from mtl.checks import InputError, format_value, in_one_line, suggestion
 from mtl.files.cloud import path_of
-from mtl.files.literals import CONTROL, unescaped
+from mtl.files.literals import CONTROL, unescape_interpolation
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
 # Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic
@@ -58,7 +58,7 @@ def _path(value: Any) -> Any:
     if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
         raise ValueError("must be a path")
     try:
-        expanded = path_of(unescaped(str(value))).expanduser()
+        expanded = path_of(unescape_interpolation(str(value))).expanduser()
     except RuntimeError as error:
         raise ValueError("must be a path; there is no such user") from error
     return expanded
@@ -72,21 +72,21 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
-Members = Annotated[int, Field(ge=1, le=1024)]  # networks of an ensemble
-Long = Annotated[int, Field(ge=1, le=10**9)]  # rows, batches, steps
-LongOrZero = Annotated[int, Field(ge=0, le=10**9)]
+EnsembleSize = Annotated[int, Field(ge=1, le=1024)]  # networks of an ensemble
+LargeCount = Annotated[int, Field(ge=1, le=10**9)]  # rows, batches, steps
+LargeCountOrZero = Annotated[int, Field(ge=0, le=10**9)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what torch.Generator takes
 RunSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what Lightning and numpy take
 Number = Annotated[float, Field()]
 Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-InnerShare = Annotated[float, Field(gt=0, lt=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
-Text = Annotated[str, AfterValidator(unescaped)]
+Text = Annotated[str, AfterValidator(unescape_interpolation)]
 Name = Annotated[Text, matching(r"(?!\s*$)[^\x00-\x1f\x7f\ud800-\udfff]+", "text in one line, not empty")]
 Names = Annotated[Sequence[Name], AfterValidator(_distinct)]
-Some = Annotated[Sequence[T], AfterValidator(_distinct), Field(min_length=1)]
+NonEmpty = Annotated[Sequence[T], AfterValidator(_distinct), Field(min_length=1)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 Address = Annotated[
     str,

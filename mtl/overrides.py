@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from mtl.checks import require
-from mtl.files.literals import escaped
+from mtl.files.literals import escape_interpolation
 
 
 def key_of(override: str) -> str:
@@ -72,7 +72,7 @@ def write_value(value: Any, write_text: Callable[[str], str] | None = None) -> s
 
 def quote_path(path: str | Path) -> str:
     """Quote a path so that Hydra reads it unchanged, and no part of it is an interpolation."""
-    text: str = escaped(str(path))
+    text: str = escape_interpolation(str(path))
     return text if re.fullmatch(r"[\w./-]+", text) else quote_text(text)
 
 

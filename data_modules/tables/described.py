@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mtl.checks import join_names, require
-from mtl.files.literals import escaped
+from mtl.files.literals import escape_interpolation
 
 from .encoder import check_columns
 from .inferring import ColumnLearner
@@ -129,5 +129,5 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 def flow(value: Any) -> str:
     """Return a value as one line of YAML, whose texts are no interpolations."""
     options = {"default_flow_style": True, "width": 10**9, "allow_unicode": True, "sort_keys": False}
-    text: str = yaml.dump(escaped(value), Dumper=_Dumper, **options)
+    text: str = yaml.dump(escape_interpolation(value), Dumper=_Dumper, **options)
     return text.removesuffix("...\n").strip()

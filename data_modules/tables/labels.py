@@ -15,7 +15,7 @@ from torch import Tensor
 from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Loss, Objective
-from mtl.options import InnerShare, Name, Names, NotNegative, Positive, Some, StrictModel, TaskName, Text, valid
+from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positive, StrictModel, TaskName, Text, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
@@ -74,8 +74,8 @@ class LabelRules(StrictModel):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     loss: Loss | None = None
     delta: Positive | None = None
-    gamma: NotNegative | None = None
-    quantiles: Some[InnerShare] | None = None
+    gamma: NonNegative | None = None
+    quantiles: NonEmpty[OpenFraction] | None = None
     transform: Literal["log"] | None = None
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 

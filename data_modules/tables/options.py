@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mtl.options import Count, Dropout, Long, Name, NotNegative, Share, StrictModel, Text, matching
+from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative, StrictModel, Text, matching
 
 from .formats import ACCEPTED, is_format
 
@@ -30,7 +30,7 @@ def _check_sum(fractions: tuple[float, float, float]) -> tuple[float, float, flo
     return fractions
 
 
-Fractions = Annotated[tuple[Share, Share, Share], Field(strict=False), AfterValidator(_check_sum)]
+Fractions = Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False), AfterValidator(_check_sum)]
 
 
 def _check_format(text: str) -> str:
@@ -90,7 +90,7 @@ class SplitOptions(StrictModel):
     by: Literal["random", "time", "group", "column"] = "random"
     column: Name | None = None
     fractions: Fractions = (0.8, 0.1, 0.1)
-    gap: NotNegative = 0.0
+    gap: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _check_column(self) -> Self:
@@ -110,7 +110,7 @@ class VocabularyOptions(StrictModel):
     so that its embedding is trained too.
     """
 
-    min_count: Long = 1
+    min_count: LargeCount = 1
     max_size: Count | None = None
     unknown_rate: Dropout = 0.0
 

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from mtl.checks import InputError, first_line
-from mtl.files.literals import unformatted
-from mtl.files.records import LONGEST, own_file
+from mtl.files.literals import escape_mathtext
+from mtl.files.records import LONGEST, checked_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MOST = 16  # pairs of tasks, or layers, with a line of their own
@@ -30,7 +30,7 @@ def read_table(file: Path) -> pl.DataFrame:
     """Return such a table from the file that a run wrote. Raises InputError."""
     types = COLUMNS | {"value": pl.Float64}
     try:
-        return pl.read_csv(own_file(file, file.parent, LONGEST), schema_overrides=types).select(*types)
+        return pl.read_csv(checked_file(file, file.parent, LONGEST), schema_overrides=types).select(*types)
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{file} is damaged: {first_line(error)}") from None
 
@@ -66,7 +66,7 @@ def draw(tables: Sequence[pl.DataFrame]) -> Any:
     known = pl.concat(tables).filter(pl.col("value").is_finite())
     known = known.group_by(*COLUMNS, maintain_order=True).agg(pl.mean("value"))
     tasks = tables[0]["task"].unique(maintain_order=True).to_list()
-    names = [unformatted(task) for task in tasks]
+    names = [escape_mathtext(task) for task in tasks]
     whole = known.filter(layer="all")
     _lines(norms, whole.filter(quantity="norm").with_columns(name=pl.col("task")), "norm of the gradient")
     pairs = whole.filter(quantity="cosine").with_columns(name=pl.format("{}, {}", "task", "other"))
@@ -95,7 +95,7 @@ def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
     groups = list(points.group_by("name", maintain_order=True))
     for index, ((name,), line) in enumerate(groups[:MOST]):
         style = {"marker": ".", "markersize": 3 if len(line) > 1 else 9, "linewidth": 1, **look(index)}
-        axes.plot(line["step"], line["value"], label=unformatted(str(name)), **style)
+        axes.plot(line["step"], line["value"], label=escape_mathtext(str(name)), **style)
     more = f", first {MOST} of {len(groups)}" if len(groups) > MOST else ""
     axes.set(title=f"{title}{more}", xlabel="training step")
     axes.grid(alpha=0.25)

@@ -78,7 +78,7 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
     return figure
 
 
-def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int | None) -> Figure:
+def curves(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int | None) -> Figure:
     """Draw ``shares [N, T, E]``, the experts' mean weights in the batches at ``steps``, in one panel per task.
 
     Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, all
@@ -99,9 +99,9 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     others = [expert for expert in range(values.shape[2]) if expert not in heaviest]
     looks = [look(rank) for rank in range(len(heaviest))]
     for task, axes in enumerate(grid.flat[:shown]):
-        at, course = np.asarray(steps)[known[task]], values[known[task], task]  # [n], [n, E]
-        _lines(axes, at, course[:, others], [{"color": "0.75", "linestyle": "-"}] * len(others), 0.8)
-        _lines(axes, at, course[:, heaviest], looks, 1.4)
+        at, history = np.asarray(steps)[known[task]], values[known[task], task]  # [n], [n, E]
+        _lines(axes, at, history[:, others], [{"color": "0.75", "linestyle": "-"}] * len(others), 0.8)
+        _lines(axes, at, history[:, heaviest], looks, 1.4)
         if binary_since:
             axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set_title(tasks[task], fontsize=9)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mtl.analysis.patterns import describe
-from mtl.analysis.tally import History, Probabilities, Tally
-from mtl.files.literals import unformatted
+from mtl.analysis.tally import History, Probabilities, RoutingStats
+from mtl.files.literals import escape_mathtext
 from mtl.files.writing import write_csv
 from mtl.training.measurements import Key, Measurement, Measurements
 
@@ -30,7 +30,7 @@ class Report:
     """
 
     tasks: Sequence[str]
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, RoutingStats]
     histories: Mapping[str, History]
     probabilities: Probabilities
     connections: Mapping[str, Tensor]
@@ -42,21 +42,21 @@ class Report:
         from mtl.analysis import figures
 
         drawn: dict[str, Any] = {}
-        tasks = [unformatted(task) for task in self.tasks]
+        tasks = [escape_mathtext(task) for task in self.tasks]
         for suffix, name in self._layers():
             shares = self.tallies[name].shares()
-            names = [unformatted(name) for name in self._row_names(shares)]
+            names = [escape_mathtext(name) for name in self._row_names(shares)]
             drawn[f"expert_share{suffix}"] = figures.heat_map(shares, names)
-            steps, course = self._history(name).course()
+            steps, history = self._history(name).history()
             if len(steps) > 1:
                 since = self._history(name).binary_since
-                drawn[f"weights_over_training{suffix}"] = figures.courses(steps, course, names, since)
+                drawn[f"weights_over_training{suffix}"] = figures.curves(steps, history, names, since)
         for suffix, (hard, soft, is_hard) in _numbered(self.permutations):
             drawn[f"permutation{suffix}"] = figures.permutation(hard, soft, is_hard, tasks)
         if self.connections:
             drawn["connections"] = figures.connections(list(self.connections.values()), tasks)
-        if courses := self._courses():
-            drawn["connection_probabilities"] = figures.probabilities(self.probabilities.steps, courses, tasks)
+        if curves := self._courses():
+            drawn["connection_probabilities"] = figures.probabilities(self.probabilities.steps, curves, tasks)
         return drawn
 
     def write_tables(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class Report:
             write_csv(folder / f"expert_share{suffix}.csv", ["task", *experts], rows)
             rows = [
                 [step, task, *values]
-                for step, share in zip(*self._history(name).course(), strict=True)
+                for step, share in zip(*self._history(name).history(), strict=True)
                 for task, values in zip(names, share.tolist(), strict=True)
                 if not math.isnan(values[0])  # the batch has the task
             ]
@@ -83,11 +83,11 @@ class Report:
                 for number in range(matrix.shape[1])
             ]
             write_csv(folder / "connections.csv", ["layer", "component", "kind", *self.tasks], rows)
-        if courses := self._courses():
-            sizes = [course.shape[2] for course in courses]
+        if curves := self._courses():
+            sizes = [history.shape[2] for history in curves]
             numbers = [(layer, task, n) for layer, size in enumerate(sizes) for task in self.tasks for n in range(size)]
             names = [f"{task}/{layer}/{n}" for layer, task, n in numbers]
-            values = torch.cat([course.flatten(1) for course in courses], 1).tolist()
+            values = torch.cat([history.flatten(1) for history in curves], 1).tolist()
             steps = zip(self.probabilities.steps, values, strict=True)
             rows = [[step, *[f"{p:.6g}" for p in row]] for step, row in steps]
             write_csv(folder / "connection_probabilities.csv", ["step", *names], rows)

@@ -23,7 +23,7 @@ NEARLY_ALL = 0.99  # of the selectors: in a large batch one soft example does no
 
 
 @dataclass
-class Tally:
+class RoutingStats:
     """Sums over samples of routing statistics of one gate with ``num_tasks`` tasks."""
 
     num_tasks: int
@@ -69,12 +69,12 @@ class Tally:
             self.binary += binary_share(routing.selectors) * rows
             self.selectors += rows
 
-    def plus(self, other: Tally) -> Tally:
+    def plus(self, other: RoutingStats) -> RoutingStats:
         """Return the sum of two tallies."""
         joined = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
-        return Tally(**(joined | {"num_tasks": self.num_tasks, "static": self.static and other.static}))
+        return RoutingStats(**(joined | {"num_tasks": self.num_tasks, "static": self.static and other.static}))
 
-    def on_cpu(self) -> Tally:
+    def on_cpu(self) -> RoutingStats:
         """Return the tally with its tensors on the CPU."""
         tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.cpu() for name, value in tensors.items()})
@@ -168,7 +168,7 @@ class History:
             kept = _evenly(self.steps, MOST_SHARES // 2)
             self.steps, self.shares = [self.steps[i] for i in kept], [self.shares[i] for i in kept]
 
-    def course(self) -> tuple[list[int], Tensor]:
+    def history(self) -> tuple[list[int], Tensor]:
         """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""
         kept = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
         return [step for step, _ in kept], torch.stack([share for _, share in kept]) if kept else torch.empty(0)
@@ -204,9 +204,9 @@ def _evenly(steps: Sequence[int], number: int) -> list[int]:
     return kept
 
 
-def gather_tallies(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
+def gather_routing_stats(tallies: Mapping[str, RoutingStats]) -> dict[str, RoutingStats]:
     """Return the tally of each layer, summed over all processes; every process must call this."""
-    joined: dict[str, Tally] = {}
+    joined: dict[str, RoutingStats] = {}
     for part in gather({name: tally.on_cpu() for name, tally in tallies.items()}):
         for name, tally in part.items():
             if tally.rows:

@@ -18,12 +18,12 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
+from mtl.checkpoints.parts import Parts, check_zip, joined, read_shards
 from mtl.checkpoints.plain import is_plain, read_plain
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
-from mtl.files.literals import unescaped
-from mtl.files.records import CHECKPOINTS, own_file
+from mtl.files.literals import unescape_interpolation
+from mtl.files.records import CHECKPOINTS, checked_file
 from mtl.files.writing import writing
 from mtl.nn.calibration import Calibration
 from mtl.options import StrictModel, options_of, sentences, valid
@@ -124,14 +124,14 @@ class CheckpointIO(TorchCheckpointIO):
         with writing(Path(path)) as file:
             torch.save(dict(checkpoint), file)
 
-    def load_checkpoint(self, path: str | Path, *args: Any, divided: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | Path, *args: Any, sharded: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``; its configuration, which the Trainer does not use, is not checked.
 
-        ``divided``: tensors that processes divided may be ``Pieces``.
+        ``sharded``: tensors that processes divided may be ``Pieces``.
         """
         known, self.known = self.known, None
-        content = known if known is not None and known.path == Path(path) else read(path, divided=True)
-        return content if divided else joined(content)
+        content = known if known is not None and known.path == Path(path) else read(path, sharded=True)
+        return content if sharded else joined(content)
 
 
 def put_after_training(path: Path, **entries: Any) -> None:
@@ -141,24 +141,24 @@ def put_after_training(path: Path, **entries: Any) -> None:
         CheckpointIO().save_checkpoint({**content, **entries}, path)
 
 
-def file_of(path: str | Path, name: str = "best") -> Path:
+def checkpoint_path(path: str | Path, name: str = "best") -> Path:
     """Return the file of a checkpoint: ``path`` itself, or ``best.ckpt`` or ``last.ckpt`` of the run folder ``path``.
 
     A folder that ``mtl card`` has written is returned as it is. ``name``: which of the two to prefer; the other one is
     returned if it is the only one. Raises InputError for a link out of the folder.
     """
-    path = Path(unescaped(str(path)))
+    path = Path(unescape_interpolation(str(path)))
     found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
-    return next((own_file(file, path, math.inf) for file in found if file.is_file()), path)
+    return next((checked_file(file, path, math.inf) for file in found if file.is_file()), path)
 
 
-def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpoint:
-    """Return the checkpoint that ``file_of`` finds; ``Checkpoint.config`` checks its configuration.
+def read(path: str | Path, name: str = "best", sharded: bool = False) -> Checkpoint:
+    """Return the checkpoint that ``checkpoint_path`` finds; ``Checkpoint.config`` checks its configuration.
 
-    ``divided``: tensors that processes divided may be ``Pieces``.
+    ``sharded``: tensors that processes divided may be ``Pieces``.
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
-    path = file_of(path, name)
+    path = checkpoint_path(path, name)
     plain = is_plain(path)
     exists = path.is_file() or plain
     require(exists, f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
@@ -173,8 +173,8 @@ def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpo
         raise DamagedError(_damage(path, error)) from None
     try:
         Content.model_validate(content)
-        content = read_parts(content, path)
-        content = content if divided else joined(content)
+        content = read_shards(content, path)
+        content = content if sharded else joined(content)
         bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
     except ValidationError as error:
         wrong = sentences(error, Content, "", content)[0]
@@ -217,14 +217,14 @@ def read_to_resume(path: str | Path) -> Checkpoint:
 
     Tensors that processes divided may be ``Pieces``.
     """
-    path = file_of(path, "last")
+    path = checkpoint_path(path, "last")
     try:
-        return read(path, divided=True)
+        return read(path, sharded=True)
     except DamagedError as error:
         previous = previous_checkpoint(path)
         if not previous.is_file():
             raise
-        checkpoint = read(own_file(previous, path.parent, math.inf), divided=True)
+        checkpoint = read(checked_file(previous, path.parent, math.inf), sharded=True)
         log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
         return checkpoint
 

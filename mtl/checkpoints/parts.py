@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mtl.checks import InputError
 from mtl.distributed import RowShards, gather
-from mtl.files.records import own_file
+from mtl.files.records import checked_file
 from mtl.files.writing import writing
 from mtl.options import StrictModel
 
-DIVIDED = "divided"  # storage_options of a checkpoint whose parts each process writes
+SHARDED = "sharded"  # storage_options of a checkpoint whose parts each process writes
 PREFIX = "parts_"
 
 
@@ -39,7 +39,7 @@ class Parts(StrictModel):
     checksums: list[str]
 
 
-def write_parts(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, Any]:
+def write_shards(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, Any]:
     """Write this process's rows of the divided tensors in ``content``, and return the rest, to be written to ``path``.
 
     Every process must call this.
@@ -59,7 +59,7 @@ def write_parts(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, 
     return rest | {"parts": {"folder": folder.name, "checksums": gather(checksum)}}
 
 
-def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def read_shards(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the ``content`` of the checkpoint at ``path`` with its divided tensors as ``RowShards``, read when used.
 
     Raises ValueError if a file is missing, incomplete or another one. The values of a file are compared with their
@@ -81,7 +81,7 @@ def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         file = path.with_name(parts["folder"]) / f"{rank}.ckpt"
         intact = False
         with suppress(Exception):  # missing or damaged
-            check_members(own_file(file, path.parent, math.inf))
+            check_members(checked_file(file, path.parent, math.inf))
             intact = checksum_of(file) == checksum
         if not intact:
             raise ValueError(f"its part {parts['folder']}/{file.name} is missing or damaged")
@@ -129,12 +129,12 @@ def joined(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in whole.items() if key != "parts"}
 
 
-def forget_parts(folder: Path) -> None:
+def delete_unused_shards(folder: Path) -> None:
     """Delete the parts in ``folder`` that no checkpoint there names."""
     named = set()
     for file in folder.glob("*.ckpt"):
         with suppress(Exception):  # a damaged file needs none
-            own_file(file, folder, math.inf)
+            checked_file(file, folder, math.inf)
             named.add(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["parts"]["folder"])
     for parts in folder.glob(f"{PREFIX}*"):
         if parts.name.removeprefix(PREFIX).isdecimal() and parts.name not in named:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mtl.checks import InputError, first_line, require, require_packages
-from mtl.files.records import own_file
+from mtl.files.records import checked_file
 from mtl.files.writing import write_text, writing
 
 WEIGHTS, CONTENT = "model.safetensors", "model.json"
@@ -41,7 +41,7 @@ def read_plain(folder: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    content, weights = (own_file(folder / name, folder, math.inf) for name in (CONTENT, WEIGHTS))
+    content, weights = (checked_file(folder / name, folder, math.inf) for name in (CONTENT, WEIGHTS))
     try:
         found = _restored(json.loads(content.read_text()), load_file(weights))
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mtl.cli.compose import CONF
-from mtl.cli.errors import as_one_message
+from mtl.cli.errors import one_line_errors
 from mtl.files.cloud import path_of
 from mtl.runs.commands import program
 from mtl.runs.console import ConsoleHandler
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = "where to write data/NAME.yaml; default my_conf"
     parser.add_argument("-o", "--out", metavar="FOLDER", type=Path, default=Path("my_conf"), help=folder)
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
-    with as_one_message():
+    with one_line_errors():
         given = parser.parse_args(arguments)
         from mtl.checks import require
         from mtl.data_modules.tables.described import suggest_column_options

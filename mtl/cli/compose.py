@@ -42,10 +42,10 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 def recorded(cfg: DictConfig, hydra_cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return ``cfg`` with its harmless ``overrides`` and its choices of config groups, for reports and resumed runs."""
-    from mtl.config.resume import is_harmless
+    from mtl.config.resume import is_portable
 
     with open_dict(cfg):
-        cfg.overrides = [override for override in overrides if is_harmless(override)]
+        cfg.overrides = [override for override in overrides if is_portable(override)]
         cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))
     return cfg
 

@@ -12,7 +12,7 @@ from mtl.cli.compose import CONF
 from mtl.cli.study import FOLDERS
 from mtl.overrides import key_of, quote_path
 from mtl.runs import commands
-from mtl.runs.commands import config_dirs, near, program
+from mtl.runs.commands import config_dirs, program, relative_to_cwd
 
 KEPT = (
     "data",
@@ -32,8 +32,8 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
     files = data.source_files() if data.labelled is not None else {}
     rows, found = files.get("data.test_path", files.get("data.path")), []
     if rows is not None and rows.is_file():
-        found.append([*program("predict"), near(folder), near(rows)])
-    found.append([*program("report"), near(folder)])
+        found.append([*program("predict"), relative_to_cwd(folder), relative_to_cwd(rows)])
+    found.append([*program("report"), relative_to_cwd(folder)])
     if "data.path" in files:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")

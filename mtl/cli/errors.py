@@ -32,14 +32,14 @@ LONGEST = 500  # characters of a file name that a message repeats
 _FULL = "Set HYDRA_FULL_ERROR=1 to see where"
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Return whether ``error`` says that another process of the run is gone."""
     kinds = (RuntimeError, ConnectionError)
     return any(isinstance(e, kinds) and any(text in str(e) for text in _PEER) for e in causes(error))
 
 
 @contextmanager
-def as_one_message(own: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
+def one_line_errors(own: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
     """Exit with one message for an error inside this context; with HYDRA_FULL_ERROR=1, raise it.
 
     ``own`` returns the sentence for the errors that it knows.

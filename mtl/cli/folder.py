@@ -9,12 +9,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
-from mtl.files.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, own_file
+from mtl.files.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, checked_file
 from mtl.files.writing import reported
 from mtl.runs.commands import command
 
 
-def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLock:
+def lock_run_folder(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLock:
     """Acquire and return the lock of a run folder; the system releases it when the process ends or is killed.
 
     Raises InputError if another process holds the lock, if the folder contains a run that this run does not resume, or
@@ -25,7 +25,7 @@ def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLoc
         folder.mkdir(parents=True, exist_ok=True)
     for name in (LOCK, LOG):  # which are opened for writing: a link could lead anywhere
         if os.path.lexists(folder / name):
-            own_file(folder / name, folder, math.inf)
+            checked_file(folder / name, folder, math.inf)
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -44,7 +44,7 @@ def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLoc
     return lock
 
 
-def release(folder: Path, lock: FileLock, delete_empty: bool) -> None:
+def unlock_run_folder(folder: Path, lock: FileLock, delete_empty: bool) -> None:
     """Release the lock of a run folder; with ``delete_empty`` delete the folder if no run has begun in it."""
     if delete_empty and {path.name for path in folder.iterdir()} <= {LOCK, COMMAND}:
         (folder / COMMAND).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from mtl.checks import InputError, format_value, require
 from mtl.overrides import key_of, quote_path, quote_text, remove_list
-from mtl.runs.commands import Line
+from mtl.runs.commands import CommandLine
 
 CLOUD = re.compile(r"([\w.]+)=((?:s3|gs|hf)://[^'\"]+)")  # Hydra reads = in a value, as in day=*/*.csv, in quotes alone
 
@@ -23,7 +23,7 @@ class _Parser(ArgumentParser):
         raise InputError(message)
 
 
-def read_line(arguments: Sequence[str], name: str = "train") -> Line:
+def read_line(arguments: Sequence[str], name: str = "train") -> CommandLine:
     """Return the command line ``mtl NAME ARGUMENTS``. Raises InputError for an unknown flag or folder."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
@@ -47,7 +47,7 @@ def read_line(arguments: Sequence[str], name: str = "train") -> Line:
         overrides.append(f"trust=[{','.join([*trust, *found.trust])}]")
     overrides = [CLOUD.sub(lambda found: f"{found[1]}={quote_text(found[2])}", override) for override in overrides]
     flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
-    return Line(given=arguments, overrides=overrides, searched=[*searched, *paths], **flags)
+    return CommandLine(given=arguments, overrides=overrides, searched=[*searched, *paths], **flags)
 
 
 def name_files(arguments: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mtl import __version__
 from mtl.checks import suggestion
-from mtl.runs.console import make_lasting
+from mtl.runs.console import protect_streams
 
 COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
@@ -36,7 +36,7 @@ QUICK = {"-h", "--help", "-c", "--cfg"}  # flags that are answered without PyTor
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the command line names."""
-    make_lasting()
+    protect_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtl.checks import require, require_packages
-from mtl.cli.errors import as_one_message
+from mtl.cli.errors import one_line_errors
 
 WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trusted)
     where = "the data of the run; default $MTL_DATA_DIR or data"
     parser.add_argument("--data-dir", metavar="FOLDER", help=where)
-    with as_one_message():
+    with one_line_errors():
         given = parser.parse_args(arguments)
         if not (given.also or given.baseline) and (run := finished(given.given)):
             return show_run(run, given.trust, given.curve, given.latex, given.data_dir)

@@ -15,7 +15,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from mtl.files.literals import unescaped
+from mtl.files.literals import unescape_interpolation
 
 # The rank is set by torchrun, by SLURM, or by Lightning when it starts the other processes
 RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
@@ -39,7 +39,7 @@ def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str
 
 def run_folder(checkpoint: str) -> Path | None:
     """Return the run folder that ``checkpoint`` names or lies in, or None."""
-    path = Path(unescaped(str(checkpoint))).absolute()
+    path = Path(unescape_interpolation(str(checkpoint))).absolute()
     folder = path if path.is_dir() else path.parent.parent
     return (
         folder if (path.is_dir() or path.parent.name == "checkpoints") and (folder / "config.yaml").is_file() else None

@@ -30,7 +30,7 @@ from mtl.config.check import check
 from mtl.config.patterns import with_columns
 from mtl.config.resume import check_batches, config_to_load, places_of
 from mtl.config.teacher import read_teacher
-from mtl.files.literals import escaped
+from mtl.files.literals import escape_interpolation
 from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.files.writing import write_json, write_text
 from mtl.loggers.base import run_loggers
@@ -58,7 +58,7 @@ HARMLESS_WARNINGS = (
 
 
 @dataclass(frozen=True)
-class FromPython:
+class PythonCaller:
     """What is different in a run that Python code starts: nothing is printed, and Ctrl-C ends only the training.
 
     ``frames``: the rows of splits that are in memory. ``callbacks``: further ones, such as a progress bar.
@@ -69,7 +69,7 @@ class FromPython:
 
 
 def run(
-    cfg: DictConfig, checkpoint: Checkpoint | None = None, why_one_process: str = "", python: FromPython | None = None
+    cfg: DictConfig, checkpoint: Checkpoint | None = None, why_one_process: str = "", python: PythonCaller | None = None
 ) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value.
 
@@ -104,7 +104,7 @@ def _run(
     cfg: DictConfig,
     checkpoint: Checkpoint | None,
     why_one_process: str,
-    python: FromPython | None,
+    python: PythonCaller | None,
     ending: contextlib.ExitStack,
 ) -> float | None:
     check(cfg)
@@ -118,7 +118,7 @@ def _run(
     source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None
     if source is not None and cfg.data.get("path") and not cfg.data.get("tasks"):
         with open_dict(cfg):
-            cfg.data.tasks = escaped(source.config(cfg.get("trust") or ())["data"].get("tasks") or {})
+            cfg.data.tasks = escape_interpolation(source.config(cfg.get("trust") or ())["data"].get("tasks") or {})
     build.check_options(cfg)
     teacher = read_teacher(cfg)
     ending.callback(torch.set_num_threads, torch.get_num_threads())
@@ -156,7 +156,7 @@ def _run(
     module = build.build_module(cfg, network, spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     # Not above, where they would delay this first line by a second, nor after the training, when files may have changed
-    from mtl.report.against import against_quick_model
+    from mtl.report.against import compare_with_baselines
     from mtl.use import run_page, slices  # noqa: F401
     from mtl.use.card import write_card
     from mtl.use.trained import model_of
@@ -171,7 +171,7 @@ def _run(
         first = trainer.node_rank * trainer.num_devices
         ranks = range(first, first + trainer.num_devices)
         ending.enter_context(stop_signals.watching(getattr(trainer.strategy.launcher, "kill", None)))
-        ending.enter_context(distributed.announced_wait(ranks, trainer.world_size, silent=trainer.local_rank > 0))
+        ending.enter_context(distributed.warn_if_waiting(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     path = None if checkpoint is None else str(checkpoint.path)
     if cfg.evaluate:
         tested, best, monitor, validation = path, None, "val/loss", dict[str, float]()
@@ -201,7 +201,7 @@ def _run(
     )
     record = results.with_training(record, folder)
     if trainer.is_global_zero:
-        record["advice"] = [*against_quick_model(measured, record["main_metrics"]), *advice(record, progress)]
+        record["advice"] = [*compare_with_baselines(measured, record["main_metrics"]), *advice(record, progress)]
         record["best_epochs"] = {
             task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in progress.items()
         }
@@ -270,7 +270,7 @@ def _with_others(what: str, again: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not errors.lost_peer(error):
+        if not errors.is_lost_peer(error):
             raise
         happened = "has not answered in time" if "Timed out" in str(error) else "has ended"
         raise InputError(f"another process of this run {happened}; {what} with: {again}") from error

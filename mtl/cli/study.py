@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from mtl.checks import InputError
 from mtl.cli import main
 from mtl.cli.compose import CONF, composed, opened
-from mtl.cli.errors import as_one_message
+from mtl.cli.errors import one_line_errors
 from mtl.cli.explain import explain
 from mtl.cli.help import print_help
 from mtl.cli.line import read_line
 from mtl.overrides import key_of, write_value
-from mtl.runs.commands import Line
+from mtl.runs.commands import CommandLine
 
 PROGRAM = main.main  # what the process of a run does
 FOLDERS = {"paths.run_dir", "hydra.run.dir"}
@@ -75,14 +75,14 @@ def first_run(overrides: Sequence[str]) -> DictConfig:
 
 def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Sequence[str] | None = None) -> None:
     """Show the help of ``conf/FILE``, or call ``run`` with the overrides of the command line, with Hydra set up."""
-    name, line = Path(file).stem, Line()
+    name, line = Path(file).stem, CommandLine()
 
     def sentence(error: BaseException) -> str | None:
         if isinstance(error, ModuleNotFoundError) and error.name in ("optuna", "sqlalchemy"):
             return f"mtl {name} needs the package {error.name}: pip install -e '.[tune]'"
         return explain(error, line.overrides)
 
-    with as_one_message(sentence):
+    with one_line_errors(sentence):
         line = read_line(sys.argv[1:] if arguments is None else arguments, name)
         if line.help:
             return print_help(usage, CONF / file, line.overrides)

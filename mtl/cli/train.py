@@ -27,7 +27,7 @@ from mtl.cli.help import print_help
 from mtl.cli.line import read_line
 from mtl.overrides import key_of, value_of
 from mtl.runs import commands
-from mtl.runs.commands import Line
+from mtl.runs.commands import CommandLine
 
 log = logging.getLogger("mtl")
 
@@ -52,8 +52,8 @@ class Source:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program with the overrides of the command line; print every error as one message."""
-    line, source = Line(), Source()
-    with errors.as_one_message(lambda error: sentence_for(error, line, source)):
+    line, source = CommandLine(), Source()
+    with errors.one_line_errors(lambda error: sentence_for(error, line, source)):
         line = read_line(sys.argv[1:] if arguments is None else arguments)
         if line.help:
             usage = USAGE.format(program=" ".join(commands.program()))
@@ -89,7 +89,7 @@ def read_start(given: Sequence[str]) -> Source:
         return Source()
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
-    from mtl.config.resume import group_overrides, without_own_data
+    from mtl.config.resume import group_overrides, use_installed_data
     from mtl.files.records import COMMAND, read_json
 
     checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
@@ -97,11 +97,11 @@ def read_start(given: Sequence[str]) -> Source:
     in_memory = option == "ckpt" and folder and read_json(folder / COMMAND).get("rows")
     python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
     require(not in_memory, f"{override}: this run has its rows from Python; {python}")
-    without_own_data(checkpoint, installed_data())
+    use_installed_data(checkpoint, installed_data())
     return Source(checkpoint, group_overrides(checkpoint, given))
 
 
-def task(line: Line, source: Source, cfg: DictConfig) -> float | None:
+def task(line: CommandLine, source: Source, cfg: DictConfig) -> float | None:
     """Run ``cfg``, which Hydra composed; a signal ends the run with one message."""
     from mtl.runs.signals import Stopped, stop_signals
 
@@ -117,26 +117,26 @@ def task(line: Line, source: Source, cfg: DictConfig) -> float | None:
         errors.end(error, sentence_for(error, line, source))
 
 
-def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float | None:
+def start(cfg: DictConfig, hydra_cfg: Any, line: CommandLine, source: Source) -> float | None:
     """Lock the run folder and run ``cfg``, which is a job of ``line``."""
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
-    from mtl.cli.folder import claim, release
+    from mtl.cli.folder import lock_run_folder, unlock_run_folder
     from mtl.cli.run import run
     from mtl.config.check import check
-    from mtl.config.resume import is_harmless, resumed_config
+    from mtl.config.resume import is_portable, resumed_config
     from mtl.files.records import CHECKPOINTS, COMMAND, CONFIG, read_json
     from mtl.files.writing import write_json
     from mtl.report.runs import finished_results
-    from mtl.runs.console import make_lasting
+    from mtl.runs.console import protect_streams
 
-    make_lasting()
+    protect_streams()
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
     overrides = list(hydra_cfg.overrides.task[len(source.overrides) :])
     local = [
-        override for override in overrides if not is_harmless(override) and key_of(override) not in ("ckpt", "evaluate")
+        override for override in overrides if not is_portable(override) and key_of(override) not in ("ckpt", "evaluate")
     ]
     commands.LINE = replace(line, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
@@ -150,7 +150,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
             cfg.ckpt = str(last)
     resumed = resolvers.run_folder(cfg.ckpt) if cfg.ckpt else None
     same_folder = resumed is not None and resumed.resolve() == folder.resolve()
-    lock = claim(folder, same_folder) if resolvers.is_first() else None
+    lock = lock_run_folder(folder, same_folder) if resolvers.is_first() else None
     try:
         if resolvers.is_first() and not same_folder:
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
@@ -181,10 +181,10 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: Line, source: Source) -> float 
         raise
     finally:
         if lock is not None:
-            release(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
+            unlock_run_folder(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
 
 
-def sentence_for(error: BaseException, line: Line, source: Source) -> str | None:
+def sentence_for(error: BaseException, line: CommandLine, source: Source) -> str | None:
     """Explain which override of the command line caused ``error``; None if it has another cause."""
     missing = re.sub("/(?=[^/]*$)", "=", str(getattr(error, "missing_cfg_file", "")))
     if isinstance(error, MissingConfigException) and missing in source.overrides:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mtl import __version__
-from mtl.cli.errors import as_one_message
+from mtl.cli.errors import one_line_errors
 from mtl.files.cloud import path_of
-from mtl.runs.commands import near, program
+from mtl.runs.commands import program, relative_to_cwd
 
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
 FIRST = 10  # rows that mtl predict and explain print without -o
@@ -78,9 +78,9 @@ def write_table(given: Namespace, table: Any, what: str) -> None:
 
 def beside(run: str, name: str) -> Path:
     """Return the path ``name`` in the folder of a run, given as for ``mtl.load``."""
-    from mtl.checkpoints.files import file_of
+    from mtl.checkpoints.files import checkpoint_path
 
-    return file_of(run).absolute().parent.parent / name
+    return checkpoint_path(run).absolute().parent.parent / name
 
 
 def predict(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def predict(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.predict import predict_file, predicted, show
         from mtl.use.trained import load
@@ -120,7 +120,7 @@ def importance(arguments: Sequence[str] | None = None) -> None:
     add_table(parser, "a table with the columns of the training and labels: test rows, say")
     parser.add_argument("--repeats", type=int, default=5, help="shuffles of each column; default 5")
     parser.add_argument("--seed", type=int, default=0, help="of the shuffles; default 0")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.predict import read_rows, show
 
@@ -139,7 +139,7 @@ def explain(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to explain; default all")
     parser.add_argument("--samples", type=int, default=20, help="other cells that a cell is compared with; default 20")
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default 0")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.predict import read_rows, show
         from mtl.use.reasons import in_words
@@ -162,7 +162,7 @@ def drift(arguments: Sequence[str] | None = None) -> None:
     add_table(parser, "a table with the columns of the training")
     changed = "population stability index above which a column has changed; default 0.2"
     parser.add_argument("--threshold", type=float, default=0.2, help=changed)
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.drift import in_words, shown
         from mtl.use.predict import read_rows, show
@@ -189,7 +189,7 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--by", metavar="COLUMN", help="also compare the rows of each value of this column")
     parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.compare import compare, in_words
         from mtl.use.predict import read_rows, show
@@ -208,11 +208,11 @@ def export(arguments: Sequence[str] | None = None) -> None:
     """Write the network of a run as a program for other places, and print how well it agrees."""
     parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.export import export_run
 
-        folder = Path(near(given.out or beside(given.run, "exported")))
+        folder = Path(relative_to_cwd(given.out or beside(given.run, "exported")))
         report = export_run(given.run, folder, given.onnx, given.trust)
         for file, value in report["differences"].items():
             print(f"{folder / file}: differs from the network by at most {value:.1e} on random rows")
@@ -224,20 +224,20 @@ def export(arguments: Sequence[str] | None = None) -> None:
 def card(arguments: Sequence[str] | None = None) -> None:
     """Write a folder for a model hub: weights, their description and a model card."""
     parser = parser_of("card", "Write weights, a description and a model card for a model hub", "card")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.card import FILES, write_card
 
         folder = given.out or beside(given.run, "card")
         write_card(beside(given.run, ""), folder, given.trust)
-        print(f"{near(folder)}: {', '.join(FILES)}; mtl.load({near(folder)!r}) reads it")
+        print(f"{relative_to_cwd(folder)}: {', '.join(FILES)}; mtl.load({relative_to_cwd(folder)!r}) reads it")
 
 
 def prune(arguments: Sequence[str] | None = None) -> None:
     """Write the part of a run's network that each task uses, and print what it saves."""
     parser = parser_of("prune", "Extract the part of a trained network that a task uses", "pruned")
     parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from rich.console import Console
 
@@ -252,7 +252,7 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         header = ("task", "parameters", "of", "flops", "of", "largest difference")
         table = Table(header, rows, "parameters and FLOPs per sample that each task keeps")
         Console(width=None if sys.stdout.isatty() else 120).print(table)
-        print(near(folder))
+        print(relative_to_cwd(folder))
 
 
 def neurons(arguments: Sequence[str] | None = None) -> None:
@@ -260,7 +260,7 @@ def neurons(arguments: Sequence[str] | None = None) -> None:
     text = "Rank the hidden units of a dense Transformer run, for network.start=importance"
     parser = parser_of("neurons", text, "importance.pt")
     parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.use.neurons import write_importance
 
@@ -278,7 +278,7 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
     parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with its own network; default 1")
-    with as_one_message():
+    with one_line_errors():
         given = read_given(parser, arguments)
         from mtl.options import Count, valid
         from mtl.use.serve import PROTOCOL, prepare, serve_in_workers

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from mtl.options import CONFIG, Long, LongOrZero, Members, Name, NotNegative, RunSeed, matching
+from mtl.options import CONFIG, EnsembleSize, LargeCount, LargeCountOrZero, Name, NonNegative, RunSeed, matching
 from mtl.training.baselines import Model
 
 Label = Annotated[
@@ -25,7 +25,7 @@ class Distillation(TypedDict):
     """The section of this name."""
 
     teacher: Name | None
-    weight: NotNegative
+    weight: NonNegative
     layers: bool
     predictions: bool
 
@@ -41,7 +41,7 @@ TOP: dict[str, Any] = {
     "changed_data": Literal["refuse", "accept"],
     "choices": Mapping[str, Any],
     "threads": Annotated[int, Field(ge=1, le=1024)] | None,
-    "ensemble": Members,
+    "ensemble": EnsembleSize,
     "compile": bool,
     "monitor": Name,
     "tested": Literal["best", "last"],
@@ -72,17 +72,17 @@ HYDRA: dict[str, Any] = {  # Hydra's own keys of a section with _target_
     "_convert_": Literal["none", "partial", "object", "all"],
     "_args_": list[Any],
 }
-SomeBatches = Long | Annotated[float, Field(gt=0, le=1)] | None
+SomeBatches = LargeCount | Annotated[float, Field(gt=0, le=1)] | None
 FOREIGN: dict[str, dict[str, Any]] = {  # by class: options that Lightning does not check, or only when it is too late
     "pytorch_lightning.trainer.trainer.Trainer": {
         "limit_train_batches": SomeBatches,
         "limit_test_batches": SomeBatches,
         "val_check_interval": SomeBatches | str | dict[str, Any],
-        "check_val_every_n_epoch": Long | None,
+        "check_val_every_n_epoch": LargeCount | None,
         "num_sanity_val_steps": Annotated[int, Field(ge=-1, le=10**9)],
-        "log_every_n_steps": LongOrZero | None,
-        "accumulate_grad_batches": Long,
-        "gradient_clip_val": NotNegative | None,
+        "log_every_n_steps": LargeCountOrZero | None,
+        "accumulate_grad_batches": LargeCount,
+        "gradient_clip_val": NonNegative | None,
     },
     "pytorch_lightning.strategies.ddp.DDPStrategy": dict.fromkeys(
         ("find_unused_parameters", "broadcast_buffers", "gradient_as_bucket_view", "static_graph"), bool

@@ -23,7 +23,7 @@ from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, first_line, require
 from mtl.data_modules.base import TensorDataModule
-from mtl.files.literals import escaped, unescaped
+from mtl.files.literals import escape_interpolation, unescape_interpolation
 from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.networks.ensemble import Ensemble
 from mtl.training.distillation import Distillation
@@ -31,7 +31,7 @@ from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
 from mtl.types import Categorical, DataSpec
 
-DIVIDED = "mtl.training.sharding.ShardedStrategy"
+SHARDED = "mtl.training.sharding.ShardedStrategy"
 WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
 
 
@@ -51,7 +51,7 @@ def check_options(cfg: DictConfig) -> None:
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
-    names = map(unescaped, [cfg.gate.get("input_name") or "id", *(cfg.gate.get("columns") or ())])
+    names = map(unescape_interpolation, [cfg.gate.get("input_name") or "id", *(cfg.gate.get("columns") or ())])
     some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
     with torch.device("meta"), _plain_errors("gate"), _section("gate", cfg.gate):
         _instantiate(cfg, "gate")(num_tasks=1, num_experts=num_experts, input_dim=1, inputs=dict.fromkeys(names, some))
@@ -128,7 +128,7 @@ def _check_combinations(cfg: DictConfig) -> None:
 
 def _is_sharded(cfg: DictConfig) -> bool:
     strategy = cfg.trainer.get("strategy")
-    return isinstance(strategy, DictConfig) and strategy.get("_target_") == DIVIDED
+    return isinstance(strategy, DictConfig) and strategy.get("_target_") == SHARDED
 
 
 def _is_double(cfg: DictConfig) -> bool:
@@ -153,7 +153,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, load_pretrained: bool = True)
         check_network(member)
     network = members[0] if len(members) == 1 else Ensemble(members)
     if network.encoder_config:
-        cfg.network.config = escaped(network.encoder_config)
+        cfg.network.config = escape_interpolation(network.encoder_config)
     if cfg.get("compile"):
         logging.getLogger(__name__).info("the network is compiled on its first batch; this can take minutes")
         network.compile()

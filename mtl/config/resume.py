@@ -26,7 +26,7 @@ from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.config.patterns import with_columns
 from mtl.files.records import flatten
-from mtl.options import Members, valid
+from mtl.options import EnsembleSize, valid
 from mtl.overrides import key_of, value_of
 
 Composer = Callable[[Sequence[str]], DictConfig]
@@ -52,7 +52,7 @@ MISSING: Any = object()
 TEXTS = ("label", "start_from")  # options whose text is free; other overrides without a dot choose from a config group
 
 
-def is_harmless(override: str) -> bool:
+def is_portable(override: str) -> bool:
     """Return whether a run may take ``override``, as in ``gate.k=4``, from a checkpoint.
 
     Choices of config groups by plain names are harmless. So are values that name no class, no location of data, and no
@@ -67,7 +67,7 @@ def is_harmless(override: str) -> bool:
     section, _, option = key.partition(".")
     if option == "_target_" and section in BUILT:
         return is_installed(section, value)
-    if section in LOCAL or _is_place(key) or any(part.startswith("_") for part in key.split(".")):
+    if section in LOCAL or _is_data_location(key) or any(part.startswith("_") for part in key.split(".")):
         return False
     if option or key in TEXTS:
         return _is_value(value, option.rpartition(".")[2], section in OBJECTS)
@@ -75,14 +75,14 @@ def is_harmless(override: str) -> bool:
     return all(not isinstance(name, str) or re.fullmatch(r"[\w-]+(/[\w-]+)*", name) for name in names)
 
 
-def _is_place(key: str) -> bool:
+def _is_data_location(key: str) -> bool:
     """Return whether an option says where data are."""
     return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
 
 
 def places_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of ``data`` that say where they are: its folder and addresses."""
-    return {key: value for key, value in data.items() if _is_place(f"data.{key}")}
+    return {key: value for key, value in data.items() if _is_data_location(f"data.{key}")}
 
 
 def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
@@ -101,7 +101,7 @@ def stored_overrides(checkpoint: Checkpoint) -> list[str]:
     overrides = (
         valid(list[Any] | None, checkpoint["config"].get("overrides"), f"checkpoint {checkpoint.path}: overrides") or []
     )
-    harmful = [override for override in overrides if not isinstance(override, str) or not is_harmless(override)]
+    harmful = [override for override in overrides if not isinstance(override, str) or not is_portable(override)]
     require(
         not harmful,
         f"checkpoint {checkpoint.path} holds the override {str(harmful[:1])[1:81]}, which could name a class, a file "
@@ -120,7 +120,7 @@ def group_overrides(checkpoint: Checkpoint, given: Sequence[str] = ()) -> list[s
     return [override for override in overrides if override.startswith("~") or _is_top(key_of(override))]
 
 
-def without_own_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> None:
+def use_installed_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> None:
     """Replace the override of the run of ``checkpoint`` that names a YAML file of the user's own for the data.
 
     It then names the file of ``conf/`` with the same class: ``installed`` has their names by class. The checkpoint has
@@ -167,7 +167,7 @@ def resumed_config(
     cfg.overrides = [
         override for override in stored_overrides(checkpoint) if key_of(override) not in set(map(key_of, overrides))
     ]
-    cfg.overrides += [override for override in overrides if is_harmless(override)]
+    cfg.overrides += [override for override in overrides if is_portable(override)]
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (TRAINED_SECTIONS, FILES)
     if wrong := _differences(saved, resolved, sections, free):
         advice = "Leave these options out to use the checkpoint's, or start a new run"
@@ -208,7 +208,7 @@ def _merged(now: Any, before: Any, saved: Mapping[str, Any], given: Iterable[str
 
     def merge(key: str, now: Any, before: Any, saved: Any) -> Any:
         section, name = key.partition(".")[0], key.rpartition(".")[2]
-        if section in (*LOCAL, "choices", "overrides") or _is_place(key) or f"{key}.".startswith(fixed):
+        if section in (*LOCAL, "choices", "overrides") or _is_data_location(key) or f"{key}.".startswith(fixed):
             return now
         if isinstance(now, dict) and isinstance(saved, dict):
             nodes = (now, before if isinstance(before, dict) else {}, saved)
@@ -271,5 +271,5 @@ def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: 
     data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}
     if "data_dir" in data:
         data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
-    members = valid(Members, config.get("ensemble", 1), f"checkpoint {checkpoint.path}: ensemble")
+    members = valid(EnsembleSize, config.get("ensemble", 1), f"checkpoint {checkpoint.path}: ensemble")
     return OmegaConf.create({"compile": False, "network": config["network"], "ensemble": members, "data": data})

@@ -11,14 +11,14 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e
 OWN = r"(?:\?{3}|_(?:target|partial|recursive|convert|args)_)"  # texts with a meaning to OmegaConf and Hydra
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """Return ``text`` in one line for a console or page, with control characters as Python writes them: ``\\x1b``."""
     return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else ascii(found[0])[1:-1], text)
 
 
 def markdown(text: str) -> str:
     """Return ``text`` in one line of Markdown, where nothing in it is markup: no tags, links, pictures or emphasis."""
-    text = re.sub(r"&(?=#?\w+;)", "&amp;", printable(text))
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", escape_control(text))
     text = re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", text).replace("](", "]\\(")
     return re.sub(r"[*`]|\\(?=[^\w\s(])|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
@@ -28,24 +28,24 @@ def plain(text: str) -> str:
     return re.sub(r"\\([^\w\s]|_)", r"\1", text.replace("&lt;", "<").replace("&amp;", "&"))
 
 
-def unformatted(text: str) -> str:
+def escape_mathtext(text: str) -> str:
     """Return ``text`` for a figure of matplotlib, which takes what stands between two dollar signs for a formula."""
-    return printable(text).replace("$", r"\$")
+    return escape_control(text).replace("$", r"\$")
 
 
-def escaped(value: Any) -> Any:
+def escape_interpolation(value: Any) -> Any:
     """Return ``value`` with ``$\\{`` for ``${`` in all its texts, and ``\\???`` and ``\\_target_`` for such texts.
 
     OmegaConf and Hydra then find no interpolations, missing values and classes in them. OmegaConf's own escape, in
     which a backslash precedes the dollar, would not last: each time a configuration is resolved, one level is lost.
     """
     if isinstance(value, Mapping):
-        return {escaped(key): escaped(child) for key, child in value.items()}
+        return {escape_interpolation(key): escape_interpolation(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [escaped(child) for child in value]
+        return [escape_interpolation(child) for child in value]
     return re.sub(rf"(?<=\$)(?=\\*{{)|^(?=\\*{OWN}\Z)", r"\\", value) if isinstance(value, str) else value
 
 
-def unescaped(text: str) -> str:
-    """Return the text that ``escaped`` was given."""
+def unescape_interpolation(text: str) -> str:
+    """Return the text that ``escape_interpolation`` was given."""
     return re.sub(rf"(?<=\$)\\(?=\\*{{)|^\\(?=\\*{OWN}\Z)", "", text)

@@ -19,7 +19,7 @@ LARGEST = 1 << 24  # the largest file that is read, in bytes,
 LONGEST = 1 << 30  # and the largest with a row for each step
 
 
-def own_file(path: Path, folder: Path, most: float = LARGEST) -> Path:
+def checked_file(path: Path, folder: Path, most: float = LARGEST) -> Path:
     """Return ``path`` if it is a regular file of at most ``most`` bytes in ``folder``, which may come from a stranger.
 
     Raises InputError for a link out of the folder, a device, a pipe, a larger file, or if there is no such file.
@@ -37,7 +37,7 @@ def own_file(path: Path, folder: Path, most: float = LARGEST) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if it is missing or damaged."""
     try:
-        content = json.loads(own_file(path, path.parent).read_text())
+        content = json.loads(checked_file(path, path.parent).read_text())
     except (OSError, RecursionError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

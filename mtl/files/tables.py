@@ -11,7 +11,7 @@ from typing import Any
 from rich import box, table
 from rich.text import Text
 
-from mtl.files.literals import markdown, printable
+from mtl.files.literals import escape_control, markdown
 
 # Also "12 of 40", an interval behind the number, and what stands for an undefined number
 NUMBER = re.compile(r"[+-]?\d(?:(?: of |[^a-df-zA-Z_]){0,19}|[\d.,]* \[.*\])|-?")
@@ -71,9 +71,9 @@ class Table:
         )
         for name, numeric, width in zip(self.header, self.numeric, self.widths, strict=True):
             style: dict[str, Any] = {"justify": "right", "width": width} if numeric and width else {}
-            shown.add_column(Text(printable(name)), overflow="fold", **style)
+            shown.add_column(Text(escape_control(name)), overflow="fold", **style)
         for row in self.rows:
-            shown.add_row(*(Text(printable(cell), "bold" if isinstance(cell, Bold) else "") for cell in row))
+            shown.add_row(*(Text(escape_control(cell), "bold" if isinstance(cell, Bold) else "") for cell in row))
         return shown
 
     def markdown(self) -> str:
@@ -96,7 +96,7 @@ class Table:
 
 def latex(text: str) -> str:
     """Return ``text`` in one line of LaTeX, where nothing in it is a command."""
-    return "".join(_LATEX.get(letter, letter) for letter in printable(text))
+    return "".join(_LATEX.get(letter, letter) for letter in escape_control(text))
 
 
 def bullets(notes: Sequence[str]) -> str:

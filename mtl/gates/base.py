@@ -17,7 +17,7 @@ from mtl.distributed import batch_mean
 from mtl.gates.columns import Columns
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, entropy
 from mtl.nn.linear import affine
-from mtl.options import Count, Name, Some, validated
+from mtl.options import Count, Name, NonEmpty, validated
 from mtl.types import InputSpec, Routing
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
@@ -49,7 +49,7 @@ class Gate(KeepsBufferPrecision):
         input_dim: Count | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
         shared: bool = False,
-        columns: Some[Name] | None = None,
+        columns: NonEmpty[Name] | None = None,
     ) -> None:
         super().__init__()
         self.num_tasks, self.num_experts, self.input_dim, self.shared = num_tasks, num_experts, input_dim, shared

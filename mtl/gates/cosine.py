@@ -16,7 +16,7 @@ from mtl.gates.base import WEIGHT_RANGE, Gate, check_k
 from mtl.gates.topk import top_k_weights
 from mtl.nn.functional import at_least_float32
 from mtl.nn.linear import affine
-from mtl.options import Count, NotNegative, Positive, validated
+from mtl.options import Count, NonNegative, Positive, validated
 from mtl.types import Routing
 
 EPS = 1e-4  # shorter vectors are not scaled to length 1, so that the gradient stays finite at 0
@@ -43,7 +43,7 @@ class CosineGate(Gate):
         dim: Count | None = None,
         temperature: Positive = 0.3,
         normalize: Literal["before", "after"] = "before",
-        balance_weight: NotNegative = 0.0,
+        balance_weight: NonNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

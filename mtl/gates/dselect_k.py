@@ -11,7 +11,7 @@ from torch import Tensor
 from mtl.distributed import batch_mean
 from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
 from mtl.nn.functional import smooth_step
-from mtl.options import Count, NotNegative, Positive, validated
+from mtl.options import Count, NonNegative, Positive, validated
 from mtl.types import Routing
 
 REACH_EPS = 1e-6  # as in the reference implementation
@@ -40,8 +40,8 @@ class DSelectKGate(Gate):
         input_dim: int | None = None,
         k: Count = 2,
         gamma: Positive = 1.0,
-        entropy_weight: NotNegative = 0.0,
-        reachability_weight: NotNegative = 1.0,
+        entropy_weight: NonNegative = 0.0,
+        reachability_weight: NonNegative = 1.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mtl.checks import require
 from mtl.gates.base import Gate, check_k
 from mtl.nn.seeds import make_generator
-from mtl.options import Count, NotNegative, Seed, validated
+from mtl.options import Count, NonNegative, Seed, validated
 from mtl.types import Routing
 
 
@@ -36,7 +36,7 @@ class FixedGate(Gate):
         pattern: Literal["full", "none", "shared_bottom", "random"] = "full",
         k: Count = 1,
         seed: Seed = 0,
-        weights: Sequence[Sequence[NotNegative]] | None = None,
+        weights: Sequence[Sequence[NonNegative]] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mtl.distributed import broadcast
 from mtl.gates.base import Gate
 from mtl.nn.functional import at_least_float32, logistic_noise
-from mtl.options import InnerShare, NotNegative, Positive, Share, validated
+from mtl.options import Fraction, NonNegative, OpenFraction, Positive, validated
 from mtl.types import Routing
 
 
@@ -39,9 +39,9 @@ class GumbelMatrixGate(Gate):
         num_experts: int,
         input_dim: int | None = None,
         temperature: Positive = 1.0,
-        initial_probability: InnerShare = 0.5,
-        budget: Share = 1.0,
-        budget_weight: NotNegative = 0.0,
+        initial_probability: OpenFraction = 0.5,
+        budget: Fraction = 1.0,
+        budget_weight: NonNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)

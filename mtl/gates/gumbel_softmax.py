@@ -12,7 +12,7 @@ from torch import Tensor
 from mtl.distributed import batch_mean
 from mtl.gates.base import WEIGHT_RANGE, Gate
 from mtl.nn.functional import logistic_noise
-from mtl.options import InnerShare, NotNegative, Positive, validated
+from mtl.options import NonNegative, OpenFraction, Positive, validated
 from mtl.types import Routing
 
 
@@ -37,8 +37,8 @@ class GumbelSoftmaxGate(Gate):
         num_experts: int,
         input_dim: int | None = None,
         temperature: Positive = 1.0,
-        sparsity_weight: NotNegative = 0.0,
-        initial_probability: InnerShare = 0.9,
+        sparsity_weight: NonNegative = 0.0,
+        initial_probability: OpenFraction = 0.9,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

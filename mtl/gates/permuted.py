@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mtl.distributed import broadcast
 from mtl.gates.base import Gate, GateWrapper
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, entropy, in_float64
-from mtl.options import Count, NotNegative, Positive, validated
+from mtl.options import Count, NonNegative, Positive, validated
 from mtl.types import Routing
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
@@ -47,8 +47,8 @@ class Permutation(KeepsBufferPrecision):
         per_task: bool = False,
         tau: Positive = 1e-3,
         rounds: Count = 20,
-        entropy_weight: NotNegative = 0.0,
-        noise: NotNegative = 0.0,
+        entropy_weight: NonNegative = 0.0,
+        noise: NonNegative = 0.0,
     ) -> None:
         super().__init__()
         self.per_task, self.entropy_weight, self.noise = per_task, entropy_weight, noise

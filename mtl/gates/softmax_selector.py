@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
-from mtl.options import Count, NotNegative, Positive, validated
+from mtl.options import Count, NonNegative, Positive, validated
 from mtl.types import Routing
 
 
@@ -31,7 +31,7 @@ class SoftmaxSelectorGate(Gate):
         input_dim: int | None = None,
         k: Count = 2,
         temperature: Positive = 1.0,
-        entropy_weight: NotNegative = 0.0,
+        entropy_weight: NonNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

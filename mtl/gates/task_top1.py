@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.gates.balance import balance_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate
-from mtl.options import NotNegative, Positive, validated
+from mtl.options import NonNegative, Positive, validated
 from mtl.types import Routing
 
 
@@ -32,7 +32,7 @@ class TaskTop1Gate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        balance_weight: NotNegative = 0.0,
+        balance_weight: NonNegative = 0.0,
         bias: bool = True,
         initial_std: Positive | None = None,
         keep_scale: bool = False,

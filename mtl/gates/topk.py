@@ -15,7 +15,7 @@ from mtl.checks import require
 from mtl.gates.adaptive import AdaptiveGate
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
 from mtl.gates.base import WEIGHT_RANGE, check_k
-from mtl.options import Count, NotNegative, Positive, validated
+from mtl.options import Count, NonNegative, Positive, validated
 from mtl.types import Routing
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class TopKGate(AdaptiveGate):
         noisy: bool = False,
         normalize: Literal["before", "after"] = "after",
         scores: Literal["softmax", "sigmoid"] = "softmax",
-        bias_rate: NotNegative = 0.0,
-        importance_weight: NotNegative = 0.0,
-        load_weight: NotNegative = 0.0,
-        balance_weight: NotNegative = 0.0,
-        z_weight: NotNegative = 0.0,
+        bias_rate: NonNegative = 0.0,
+        importance_weight: NonNegative = 0.0,
+        load_weight: NonNegative = 0.0,
+        balance_weight: NonNegative = 0.0,
+        z_weight: NonNegative = 0.0,
         initial_range: Positive | None = WEIGHT_RANGE,
         **common: Any,
     ) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.files.records import own_file
+from mtl.files.records import checked_file
 from mtl.files.writing import reported, write_csv
 from mtl.loggers.base import RunLogger
-from mtl.options import Long, Name, validated
+from mtl.options import LargeCount, Name, validated
 
 Row = dict[str, Any]
 
@@ -27,7 +27,7 @@ class CSVLog(RunLogger, CSVLogger):
     """
 
     @validated
-    def __init__(self, save_dir: Name, name: str = "csv", flush_logs_every_n_steps: Long = 100) -> None:
+    def __init__(self, save_dir: Name, name: str = "csv", flush_logs_every_n_steps: LargeCount = 100) -> None:
         super().__init__(save_dir, name, version="", flush_logs_every_n_steps=flush_logs_every_n_steps)
         self._table = Table(Path(self.log_dir) / "metrics.csv")
 
@@ -85,7 +85,7 @@ class Table:
         """Return the complete rows of the file, without empty cells."""
         if not self.path.is_file():
             return []
-        text = own_file(self.path, self.path.parent, math.inf).read_text(errors="replace")
+        text = checked_file(self.path, self.path.parent, math.inf).read_text(errors="replace")
         *lines, _ = text.split("\n")  # what follows the last line break is half a line
         rows = csv.DictReader(line for line in lines if "\0" not in line)
         whole = [row for row in rows if None not in row and str(row.get("step")).isdigit()]

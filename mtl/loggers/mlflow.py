@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 import mtl
 from mtl.checks import require_packages
-from mtl.files.records import flatten, own_file
+from mtl.files.records import checked_file, flatten
 from mtl.files.writing import write_text
 from mtl.loggers.base import RunLogger
 
@@ -59,7 +59,7 @@ class MLflowLog(RunLogger, MLFlowLogger):
             run_name,
             tracking_uri or f"sqlite:///{folder}/mlflow.db",
             artifact_location=self._own_pictures.as_uri() if self._own_pictures else None,
-            run_id=own_file(self._id_file, folder).read_text().strip() if self._id_file.is_file() else None,
+            run_id=checked_file(self._id_file, folder).read_text().strip() if self._id_file.is_file() else None,
         )
 
     @property

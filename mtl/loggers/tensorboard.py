@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard.summary import hparams
 
-from mtl.files.literals import printable
+from mtl.files.literals import escape_control
 from mtl.files.records import flatten
 from mtl.loggers.base import RunLogger
 
@@ -67,7 +67,7 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         self.config = params
         tasks = flatten({"tasks": (params.get("data") or {}).get("tasks") or {}})
         lines = [str(params.get("command", "")), *(f"{name}: {value}" for name, value in tasks.items())]
-        self.experiment.add_text("run", "\n".join(f"    {printable(line)}" for line in lines))
+        self.experiment.add_text("run", "\n".join(f"    {escape_control(line)}" for line in lines))
 
     @rank_zero_only
     def log_markdown(self, name: str, text: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.networks.base import MultiTaskNetwork, select_tasks
 from mtl.networks.heads import Heads
-from mtl.options import Name, Some, validated
+from mtl.options import Name, NonEmpty, validated
 from mtl.types import DataSpec, NetworkOutput, Routing
 
 
@@ -43,7 +43,7 @@ class Grouped(MultiTaskNetwork):
     def __init__(
         self,
         spec: DataSpec,
-        groups: Sequence[Some[Name]] | None,
+        groups: Sequence[NonEmpty[Name]] | None,
         bottom: Callable[..., nn.Module],
         experts: Callable[..., nn.Module],
         heads: Callable[..., Heads],

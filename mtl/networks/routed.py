@@ -21,7 +21,7 @@ from mtl.networks.base import MultiTaskNetwork, select_tasks
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import HeadPerTask, Heads, NoHeads
 from mtl.nn.linear import matching
-from mtl.options import Count, Share, validated
+from mtl.options import Count, Fraction, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
 Factory = Callable[..., Component]
@@ -151,7 +151,7 @@ class RoutedNetwork(MultiTaskNetwork):
         gate: Callable[..., Gate],
         heads: Callable[..., Heads | HeadPerTask | NoHeads],
         stem: Sequence[Factory] = (),
-        dropout: Share = 0.0,
+        dropout: Fraction = 0.0,
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__(spec, bottom)

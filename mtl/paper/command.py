@@ -14,10 +14,10 @@ from optuna.trial import FrozenTrial
 from mtl.config.resume import Composer
 from mtl.files.records import RESULTS
 from mtl.paper.definition import Pair, Paper, Part, read
-from mtl.paper.page import judge_again, write
+from mtl.paper.page import redraw_page, write
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
-from mtl.runs.console import tracked
+from mtl.runs.console import with_progress_bar
 from mtl.tune.command import best_trials, checked, run_trials, say, working
 from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
@@ -51,11 +51,11 @@ def reproduce(
     """
     paper = read(cfg, name, options)
     if cfg.judge:
-        return judge_again(paper, Path(cfg.judge))
-    waves, firsts = paper.waves(), {}
-    groups = list(dict.fromkeys(group.key for wave in waves for group, _ in wave))
-    for group in tracked(groups, "checking options"):
-        pairs = [pair for wave in waves for pair in wave if pair[0].key == group]
+        return redraw_page(paper, Path(cfg.judge))
+    stages, firsts = paper.stages(), {}
+    groups = list(dict.fromkeys(group.key for wave in stages for group, _ in wave))
+    for group in with_progress_bar(groups, "checking options"):
+        pairs = [pair for wave in stages for pair in wave if pair[0].key == group]
         searches = [paper.definition(*pair, chosen=None) for pair in pairs if paper.space_of(*pair)]
         firsts[group] = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in pairs)], compose)[0]
     first = next(iter(firsts.values()))
@@ -65,7 +65,7 @@ def reproduce(
             worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
             steps = [
                 (pairs, search)
-                for wave in waves
+                for wave in stages
                 for pairs, search in (([pair for pair in wave if paper.space_of(*pair)], True), (wave, False))
                 if worker.count(search)
             ]

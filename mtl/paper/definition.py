@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field
 
 from mtl.checks import require
-from mtl.options import InnerShare, Long, LongOrZero, Name, Positive, StrictModel, valid
+from mtl.options import LargeCount, LargeCountOrZero, Name, OpenFraction, Positive, StrictModel, valid
 from mtl.overrides import key_of, last_of_each
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched
 
@@ -94,9 +94,9 @@ class Scale(StrictModel):
     ``hours``: how long all runs take on two CPU cores, as measured by ``benchmarks/paper_hours.py``.
     """
 
-    seeds: Long | None = None
-    best: InnerShare | Long | None = None
-    n_trials: LongOrZero = 0
+    seeds: LargeCount | None = None
+    best: OpenFraction | LargeCount | None = None
+    n_trials: LargeCountOrZero = 0
     fixed: Words
     search: Words
     note: str = ""
@@ -170,7 +170,7 @@ class File(Searches):
     published: Numbers
     tables: dict[Name, Joint]
     figures: list[Figure]
-    curves: dict[str, Long]
+    curves: dict[str, LargeCount]
     pictures: dict[str, list[str]]
     claims: Annotated[list[Claim], BeforeValidator(repeated)]
     remarks: list[str]
@@ -217,7 +217,7 @@ class Paper:
         keys = {gate.key: (group.key, gate.key) for gate in self.gates}
         return [gate for gate in self.gates if keys[gate.key] in self.known and keys[gate.key] not in self.left_out]
 
-    def fewest(self) -> Paper:
+    def smoke_subset(self) -> Paper:
         """Return the table with few rows that have each group and each gate, and refer to each other if they can."""
         sources = {(group.key, gate.key): set(self.sources(group, gate).values()) for group, gate in self.pairs()}
         kept, parts = set[Key](), {(place, part) for key in sources for place, part in enumerate(key)}
@@ -241,7 +241,7 @@ class Paper:
                 require(key in self.known, f"{override}: {self.name} has no gate {key[1]} in a group {key[0]}")
         return found
 
-    def waves(self) -> list[list[Pair]]:
+    def stages(self) -> list[list[Pair]]:
         """Return the requested rows and all that they refer to, in waves: a row runs after those that it refers to.
 
         Raises InputError if a row refers to itself, or to rows that are trials of a search.
@@ -266,7 +266,7 @@ class Paper:
     @property
     def count(self) -> int:
         """The number of runs, with those of searches and those of rows that others refer to."""
-        pairs = [pair for wave in self.waves() for pair in wave]
+        pairs = [pair for wave in self.stages() for pair in wave]
         searched = sum(bool(self.space_of(*pair)) for pair in pairs)
         return searched * self.scale.n_trials + len(pairs) * (self.scale.seeds or 0)
 
@@ -369,7 +369,7 @@ def read(cfg: DictConfig, name: str, overrides: Sequence[str]) -> Paper:
     found = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(overrides), rows)
     unsearched = [gate.key for group, gate in found.pairs() if scale.best and not found.space_of(group, gate)]
     require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
-    return found.fewest() if file.scale == SMOKE else found
+    return found.smoke_subset() if file.scale == SMOKE else found
 
 
 def name_of(key: str, part: Entry) -> str:

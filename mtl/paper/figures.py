@@ -15,7 +15,7 @@ from mtl.report.page import Picture, picture
 from mtl.report.runs import Runs, config
 from mtl.report.statistics import summarise
 
-Line = list[tuple[float, float, float]]  # (place, mean, standard error)
+CommandLine = list[tuple[float, float, float]]  # (place, mean, standard error)
 
 
 def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Picture | None:
@@ -44,9 +44,9 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
     return picture(drawn, f"{figure.title}: means over runs, with standard errors")
 
 
-def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str) -> dict[str, Line]:
+def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str) -> dict[str, CommandLine]:
     """Return the points of each gate over groups, or of each group over gates."""
-    found: dict[str, Line] = {}
+    found: dict[str, CommandLine] = {}
     for group, gate in paper.pairs():
         place, name = (
             (figure.at[group.key], gate.name) if group.key in figure.at else (figure.at.get(gate.key), group.name)

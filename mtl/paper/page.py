@@ -99,7 +99,7 @@ def write(
     show(report.judgements, folder / "report.html")
 
 
-def judge_again(paper: Paper, page: Path) -> None:
+def redraw_page(paper: Paper, page: Path) -> None:
     """Write ``page``, made by ``write``, anew, as the runs in the CSV file beside it tell. Raises InputError."""
     file = page.with_suffix(".csv")
     require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")

@@ -21,10 +21,10 @@ from mtl.report.statistics import (
     Values,
     difference,
     one_sample,
-    runs_to_decide,
+    required_runs,
     summarise,
 )
-from mtl.report.trials import both_known, budget, resampled, trials_needed
+from mtl.report.trials import both_known, budget, required_trials, resampled
 
 BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
 RESAMPLES = 2000  # of the trials of a search
@@ -82,9 +82,9 @@ def judge(
     return Judgement(claim, verdict, "; ".join(reasons))
 
 
-def seeds_to_decide(mean: float, deviation: float, overlap: float = 0.0) -> str:
+def required_seeds(mean: float, std: float, overlap: float = 0.0) -> str:
     """Say how many seeds would make the mean difference significant with the probability ``POWER``."""
-    needed = runs_to_decide(mean, deviation, 1, overlap) if mean else math.inf
+    needed = required_runs(mean, std, 1, overlap) if mean else math.inf
     count = f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
     return f"{count} seeds would decide"
 
@@ -99,7 +99,7 @@ def _bounded(claim: Claim, own: Values, overlap: float) -> tuple[Verdict, str]:
             apart = one_sample(mine, bound)
             if apart and apart.outcome() != Outcome.OPEN:
                 return Verdict.CONTRADICTED, reason
-            return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation, overlap)}"
+            return Verdict.UNDECIDED, f"{reason}; {required_seeds(mine.mean - bound, mine.std, overlap)}"
     # A run without a value has not reached the event whose time is bounded
     return Verdict.UNDECIDED if mine.undefined else Verdict.HOLDS, reason
 
@@ -125,7 +125,7 @@ def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: flo
     elif found.outcome() == Outcome.BETTER:
         verdict = Verdict.HOLDS
     if verdict is None:
-        return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(found.mean, found.deviation, overlap)}"
+        return Verdict.UNDECIDED, f"{reason}; {required_seeds(found.mean, found.std, overlap)}"
     # The runs that have a value are the better ones of their gate
     biased = mine.undefined if verdict == Verdict.HOLDS else theirs.undefined
     return Verdict.UNDECIDED if biased else verdict, reason
@@ -172,7 +172,7 @@ def _compared_searches(
     counts = f"{mine.whole if mine else 0} trials against {theirs.whole if theirs else 0} of {name}"
     if mine is None or theirs is None:
         return Verdict.NOT_RUN, counts
-    needed = trials_needed(mine.test, theirs.test[-1], higher)
+    needed = required_trials(mine.test, theirs.test[-1], higher)
     random, sign = np.random.default_rng(0), 1 if higher else -1
     values = sign * resampled(both_known(own), higher, random, RESAMPLES)  # [RESAMPLES, trials]
     reached = values >= sign * resampled(both_known(others), higher, random, RESAMPLES)[:, -1:]

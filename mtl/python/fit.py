@@ -25,11 +25,11 @@ from mtl.checks import InputError, first_line, format_value, require
 from mtl.cli import resolvers
 from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.explain import explain
-from mtl.cli.folder import claim, release
-from mtl.cli.run import FromPython, run
+from mtl.cli.folder import lock_run_folder, unlock_run_folder
+from mtl.cli.run import PythonCaller, run
 from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
-from mtl.files.literals import escaped
+from mtl.files.literals import escape_interpolation
 from mtl.files.records import COMMAND, read_json
 from mtl.files.writing import write_json
 from mtl.options import FilePath
@@ -111,11 +111,11 @@ def fit(
     values = with_options(values, options)
     unseen = {} if resume is not None else UNSEEN if folder is None else {"report": True}
     values = unseen | {"callbacks.progress": None} | values
-    values = escaped(to_plain(values))
+    values = escape_interpolation(to_plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
-    python = FromPython(frames, [EpochBar()] if progress else [])
+    python = PythonCaller(frames, [EpochBar()] if progress else [])
     digests = {split: sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest() for split, rows in frames.items()}
     with ExitStack() as ending:
         checkpoint = None if resume is None else read_to_resume(resume)
@@ -125,8 +125,8 @@ def fit(
         trust = [*(values.get("trust") or []), *classes_in([config_dir] if config_dir else [])]
         cfg = _composed(values, config_dir, own, checkpoint, trust)
         ending.enter_context(_undisturbed(lasting))
-        lock = claim(own, checkpoint is not None, "folder")
-        ending.callback(release, own, lock, delete_empty=lasting is not None)
+        lock = lock_run_folder(own, checkpoint is not None, "folder")
+        ending.callback(unlock_run_folder, own, lock, delete_empty=lasting is not None)
         check(cfg)
         if checkpoint is None:
             choices = OmegaConf.to_container(cfg.choices)

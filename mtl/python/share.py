@@ -14,7 +14,7 @@ from mtl.checks import require
 from mtl.cli.compose import CONF
 from mtl.cli.share import OWN, run
 from mtl.files.cloud import path_of
-from mtl.files.literals import escaped
+from mtl.files.literals import escape_interpolation
 from mtl.files.writing import write_text, writing
 from mtl.options import FilePath, valid
 from mtl.overrides import quote_text, to_plain, write_override
@@ -55,7 +55,7 @@ def share(
         "data.path": str(path.absolute()),
     }
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
-    values = escaped(to_plain(values))
+    values = escape_interpolation(to_plain(values))
     overrides = {
         option: write_override(option, value, os.path.isdir(CONF / option)) for option, value in values.items()
     }

@@ -13,7 +13,7 @@ from mtl.training.metrics import higher_is_better
 CONSTANT = "constant"  # the name of the prediction that does not depend on the inputs
 
 
-def lead(measured: Measurements, model: str, task: str, metric: str) -> Difference | None:
+def improvement(measured: Measurements, model: str, task: str, metric: str) -> Difference | None:
     """Return by how much the network's ``metric`` of a task is better than that of ``model``, or None if unknown.
 
     The error is that of the test rows alone, of one training of each; it is None if it was not measured.
@@ -26,7 +26,7 @@ def lead(measured: Measurements, model: str, task: str, metric: str) -> Differen
     return Difference(own - other, error, 1, 1, math.inf).times(1.0 if higher else -1.0)
 
 
-def against_quick_model(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
+def compare_with_baselines(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
     """Return a sentence on the tasks in which the network is better or worse than the quick model, if there is one.
 
     ``mains``: the main metric of each task.
@@ -34,7 +34,7 @@ def against_quick_model(measured: Measurements, mains: Mapping[str, str]) -> lis
     found: dict[str, dict[Outcome, list[str]]] = {}
     for model in measured.models()[1:]:
         for task, metric in mains.items() if model != CONSTANT else ():
-            difference = lead(measured, model, task, metric)
+            difference = improvement(measured, model, task, metric)
             if difference is not None and difference.error is not None:
                 found.setdefault(model, {}).setdefault(difference.outcome(), []).append(task)
     return [

@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line, join_names, require
-from mtl.files.literals import unformatted
-from mtl.files.records import LONGEST, own_file
+from mtl.files.literals import escape_mathtext
+from mtl.files.records import LONGEST, checked_file
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
@@ -27,7 +27,7 @@ _FAR = 20
 _FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands, which are fainter if there are many
 
 
-def read_course(folder: Path, metric: str) -> pl.DataFrame:
+def read_history(folder: Path, metric: str) -> pl.DataFrame:
     """Return the values of ``metric`` that the run in ``folder`` logged, as columns ``step`` and ``value``.
 
     Raises InputError if there are none. If a step was trained twice, the last value counts.
@@ -35,25 +35,25 @@ def read_course(folder: Path, metric: str) -> pl.DataFrame:
     log = folder / CSV_LOG
     if log.is_file():
         try:
-            table = pl.read_csv(own_file(log, folder, LONGEST), infer_schema_length=None)
+            table = pl.read_csv(checked_file(log, folder, LONGEST), infer_schema_length=None)
             _check(folder, metric, [name for name in table.columns if "/" in name])
             value = pl.col(metric).cast(pl.Float64, strict=False).alias("value")
-            course = table.select(pl.col("step").cast(pl.Int64), value).drop_nulls()
+            history = table.select(pl.col("step").cast(pl.Int64), value).drop_nulls()
         except pl.exceptions.PolarsError as error:
             raise InputError(f"{log} is damaged: {first_line(error)}") from None
     else:
         for file in folder.glob("*tfevents*"):
-            own_file(file, folder, LONGEST)
+            checked_file(file, folder, LONGEST)
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         _check(folder, metric, events.Reload().Tags()["scalars"] if folder.is_dir() else [])
         points = [(event.step, event.value) for event in events.Scalars(metric)]
-        course = pl.DataFrame(points, {"step": pl.Int64, "value": pl.Float64}, orient="row")
-    return course.unique("step", keep="last").sort("step")
+        history = pl.DataFrame(points, {"step": pl.Int64, "value": pl.Float64}, orient="row")
+    return history.unique("step", keep="last").sort("step")
 
 
-def smoothed(course: pl.DataFrame, window: int) -> pl.DataFrame:
+def smoothed(history: pl.DataFrame, window: int) -> pl.DataFrame:
     """Return for each step the mean value of the latest ``window`` steps, from the first complete window on."""
-    means = course.with_columns(pl.col("value").rolling_mean_by("step", f"{window}i"))
+    means = history.with_columns(pl.col("value").rolling_mean_by("step", f"{window}i"))
     return means.filter(pl.col("step") >= pl.col("step").min() + window - 1)
 
 
@@ -70,26 +70,24 @@ def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> 
     ``BAND``, or the mean of fewer than three runs. Each value is the mean of what a run logged in the latest ``window``
     steps.
     """
-    courses, missing = [], []
+    curves, missing = [], []
     for number, (folder, setting) in enumerate(runs):
         try:
-            course = smoothed(read_course(Path(folder), metric), window)
+            history = smoothed(read_history(Path(folder), metric), window)
         except InputError as error:
             missing.append(error)
         else:
-            courses.append(
-                course.select(pl.lit(setting).alias("setting"), pl.lit(number).alias("run"), "step", "value")
+            curves.append(
+                history.select(pl.lit(setting).alias("setting"), pl.lit(number).alias("run"), "step", "value")
             )
-    if not courses:
+    if not curves:
         return pl.DataFrame(), missing
-    values = pl.concat(courses).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
-    mean, deviation = pl.col("value").mean().alias("mean"), pl.col("value").std().fill_null(0).alias("deviation")
-    points = values.group_by("setting", "runs", "step", maintain_order=True).agg(mean, deviation, pl.len())
+    values = pl.concat(curves).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
+    mean, std = pl.col("value").mean().alias("mean"), pl.col("value").std().fill_null(0).alias("std")
+    points = values.group_by("setting", "runs", "step", maintain_order=True).agg(mean, std, pl.len())
     quantile, counts = scipy.stats.t.ppf, set(values["runs"])
     quantiles = {count: quantile((1 + BAND) / 2, count - 1) if count > 2 else 0.0 for count in counts}
-    reach = (
-        pl.col("runs").replace_strict(quantiles, return_dtype=pl.Float64) * pl.col("deviation") / pl.col("runs").sqrt()
-    )
+    reach = pl.col("runs").replace_strict(quantiles, return_dtype=pl.Float64) * pl.col("std") / pl.col("runs").sqrt()
     ends = [(pl.col("mean") - reach).alias("low"), (pl.col("mean") + reach).alias("high")]
     shared = points.filter(pl.col("len") == pl.col("runs")).with_columns(ends)
     return shared.select("setting", "runs", "step", "mean", "low", "high"), missing
@@ -117,7 +115,7 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
         low, high = near.select(pl.col("low").min(), pl.col("high").max()).row(0)
         axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     over = f" of {window} steps" if window > 1 else ""
-    metric = unformatted(metric)
+    metric = escape_mathtext(metric)
     band = f": mean and its {BAND:.0%} confidence interval" if max(counts) > 2 else ": mean" if max(counts) > 1 else ""
     axes.set(xlabel="training step", ylabel=metric, title=f"{metric}{over}{band}")
     axes.grid(alpha=0.25)
@@ -140,7 +138,7 @@ def _far(curves: pl.DataFrame) -> set[str]:
     return set(last["setting"].filter(distance > _FAR * usual)) if len(last) > 3 and usual > 0 else set()
 
 
-def courses_by_epoch(
+def curves_by_epoch(
     folder: Path, panels: Mapping[str, Sequence[str]], epochs: float | None, tested: int | None
 ) -> dict[str, Figure]:
     """Draw what one run logged, by title: the metrics of each of ``panels`` that it has, over epochs from 0.
@@ -151,24 +149,24 @@ def courses_by_epoch(
     if not epochs:
         return drawn
     for title, metrics in panels.items():
-        courses = {}
+        curves = {}
         for metric in metrics:
             with suppress(InputError):
-                courses[metric] = read_course(folder, metric)
-        if not courses:
+                curves[metric] = read_history(folder, metric)
+        if not curves:
             continue
         figure = Figure(figsize=(4.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
-        steps = (1 + max(course["step"][-1] for course in courses.values())) / epochs  # of an epoch
-        for index, (metric, course) in enumerate(courses.items()):
-            at, point = (course["step"] + 1) / steps - 1, "o" if len(course) == 1 else None
+        steps = (1 + max(history["step"][-1] for history in curves.values())) / epochs  # of an epoch
+        for index, (metric, history) in enumerate(curves.items()):
+            at, point = (history["step"] + 1) / steps - 1, "o" if len(history) == 1 else None
             label = "training" if metric.startswith("train/") else "validation"
-            axes.plot(at, course["value"], **look(index), linewidth=1.6, marker=point, label=label)
+            axes.plot(at, history["value"], **look(index), linewidth=1.6, marker=point, label=label)
         if tested is not None:
             axes.axvline(tested, color="0.4", linewidth=0.8, linestyle=":", label="tested")
-        axes.set(xlabel="epoch", ylabel="loss" if len(metrics) > 1 else unformatted(metrics[0]))
+        axes.set(xlabel="epoch", ylabel="loss" if len(metrics) > 1 else escape_mathtext(metrics[0]))
         axes.locator_params(axis="x", integer=True)
-        axes.set_title(unformatted(title), fontsize=10)
+        axes.set_title(escape_mathtext(title), fontsize=10)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
         drawn[title] = figure
@@ -181,5 +179,5 @@ def _runs(count: int) -> str:
 
 def _in_lines(text: str) -> str:
     """Break ``text`` into lines that are short enough for a legend."""
-    text = unformatted(text)
+    text = escape_mathtext(text)
     return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ..."))

@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import (
 
 from mtl.analysis.figures import look
 from mtl.files.formatting import number
-from mtl.files.literals import unformatted
+from mtl.files.literals import escape_mathtext
 from mtl.files.tables import Table
 from mtl.predictions import class_names
 from mtl.report.page import Picture, picture
@@ -117,7 +117,7 @@ def _of_binary(
     both = [0 < float(each.label.mean()) < 1 for each in found]
     for index, (each, value, drawn) in enumerate(zip(found, values, both, strict=True)):
         if drawn or draw is _reliability:
-            name = unformatted(each.task.name)
+            name = escape_mathtext(each.task.name)
             draw(axes, each, look(index) | {"linewidth": 1.6, "label": f"{value:.3f}  {name}"})
     if not axes.lines:
         return None
@@ -154,7 +154,7 @@ def _confusion(found: Predicted) -> Picture:
     for row, column in np.ndindex(*counts.shape):
         ink = "black" if shares[row, column] < 0.6 else "white"
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=7, color=ink)
-    short = [unformatted(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") for name in names]
+    short = [escape_mathtext(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") for name in names]
     axes.set_xticks(range(len(names)), short, rotation=90 if max(map(len, short)) > 2 else 0, fontsize=8)
     axes.set_yticks(range(len(names)), short, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the rows of a label")
@@ -178,7 +178,7 @@ def _axes(across: str, up: str, title: str, size: float = 0.0) -> tuple[Figure, 
     figure = Figure(figsize=(max(_SIZE[0], size), max(_SIZE[1], size)), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlabel=across, ylabel=up)
-    axes.set_title(unformatted(title), fontsize=10)
+    axes.set_title(escape_mathtext(title), fontsize=10)
     axes.grid(alpha=0.25)
     return figure, axes
 

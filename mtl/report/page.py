@@ -15,10 +15,10 @@ from typing import Any
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
-from mtl.files.literals import markdown, printable
-from mtl.files.records import own_file
+from mtl.files.literals import escape_control, markdown
+from mtl.files.records import checked_file
 from mtl.files.tables import Table, bullets
-from mtl.report.settings import Settings
+from mtl.report.settings import ComparisonTable
 
 _DPI = 120  # of figures in a page
 LARGE = 520  # CSS pixels: a wider picture, mostly of several panels, keeps its size on a phone and scrolls
@@ -49,7 +49,7 @@ class Section:
 
     title: str
     text: str = ""
-    settings: Settings | None = None
+    settings: ComparisonTable | None = None
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     figures: Sequence[Picture] = ()
@@ -65,7 +65,7 @@ def picture(figure: Figure, caption: str) -> Picture:
 
 def picture_of(path: Path, run: Path, caption: str, beside: bool) -> Picture:
     """Return the PNG in a file, which ``run`` drew, as a picture of a page. Raises InputError."""
-    png = own_file(path, run).read_bytes()
+    png = checked_file(path, run).read_bytes()
     return Picture(caption, png, round(96 / _DPI * _width(png)), beside, drawn_by_run=True)
 
 
@@ -82,19 +82,19 @@ def linked(sections: Sequence[Section], name: str, every: bool = False) -> dict[
 def write_page(
     title: str,
     sections: Sequence[Section],
-    lead: str = "",
+    improvement: str = "",
     end: str = "",
     pictures: Mapping[str, Picture] | None = None,
 ) -> str:
     """Return a page in Markdown: what each comparison shows, the sections, and at the end costs and ``end``.
 
-    ``lead``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
+    ``improvement``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
     """
     files = {id(each): name for name, each in (pictures or {}).items()}
     shown = [(each, each.settings.sentence()) for each in sections if each.settings]
     said = [f"* **{markdown(each.title)}**, {markdown(sentence)}" for each, sentence in shown if sentence]
     costs = [replace(each.costs, title=each.title) for each in sections if each.costs]
-    parts = [f"# {markdown(title)}", lead, "\n".join(said), _BRACKETS if said else ""]
+    parts = [f"# {markdown(title)}", improvement, "\n".join(said), _BRACKETS if said else ""]
     for each in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
         content = [each.text, *(table.markdown() for table in each.tables), bullets(each.notes)]
         content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in each.figures if id(p) in files]
@@ -120,7 +120,7 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
         shown = pictures[tokens[index].attrs["src"]]
         line = "<div></div>" if shown.drawn_by_run and curves else ""
         curves[:] = [] if shown.drawn_by_run else [shown]
-        data, caption = base64.b64encode(shown.png).decode(), escape(printable(shown.caption))
+        data, caption = base64.b64encode(shown.png).decode(), escape(escape_control(shown.caption))
         size = "large" if shown.width > LARGE else "small"
         return (
             f'{line}<figure class="{size}" style="width: {shown.width}px">'
@@ -135,5 +135,5 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
     template = Template(Path(__file__).with_name("page.html").read_text())
     body = with_verdicts(reader.render(text))
     if folded:
-        body += f"<details><summary>{escape(printable(summary))}</summary>\n{reader.render(folded)}</details>"
-    return template.substitute(title=escape(printable(title)), body=body)
+        body += f"<details><summary>{escape(escape_control(summary))}</summary>\n{reader.render(folded)}</details>"
+    return template.substitute(title=escape(escape_control(title)), body=body)

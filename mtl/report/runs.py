@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mtl.checks import InputError, require
-from mtl.files.records import COMMAND, CONFIG, LOG, RESULTS, own_file, read_json
+from mtl.files.records import COMMAND, CONFIG, LOG, RESULTS, checked_file, read_json
 from mtl.options import fits
-from mtl.report.statistics import DELTA, SEEDS, Value, keys_of, with_delta
+from mtl.report.statistics import DELTA, SEEDS, Value, pairing_keys, with_delta
 from mtl.training.measurements import LEAD, NETWORK, Key, Measurements, is_routing
 from mtl.training.metrics import higher_is_better
 
@@ -122,7 +122,7 @@ class Runs:
         return max((value for value in done["overlap"] if value), default=0.0)
 
     def values(self, setting: str, column: str) -> dict[tuple[Any, Any], Value]:
-        """Return the values of a column in the runs of a setting that have ended, by ``keys_of``.
+        """Return the values of a column in the runs of a setting that have ended, by ``pairing_keys``.
 
         An undefined value is NaN or None; that of a failed run, such as one whose loss became infinite, is None, unless
         a finished run has the same seeds. The result is empty if no finished run has recorded a value, as runs of top-k
@@ -134,7 +134,7 @@ class Runs:
             or (known := ended.filter(state=FINISHED)[column]).null_count() == len(known) > 0
         ):
             return {}
-        return dict(zip(keys_of(ended), ended[column].to_list(), strict=True))  # the finished ones come last
+        return dict(zip(pairing_keys(ended), ended[column].to_list(), strict=True))  # the finished ones come last
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -158,7 +158,7 @@ def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
     The name is "" if a run does not record it. The files of ``data.path`` are named where they differ.
     """
     data = {
-        path: (str(command(path).choices.get("data", "")), given_options(_words(path)).get("data.path", ""))
+        path: (str(command(path).choices.get("data", "")), overridden_options(_words(path)).get("data.path", ""))
         for path in paths
     }
     names = [name for name, _ in set(data.values())]
@@ -172,7 +172,7 @@ def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
 def read_runs(folders: Sequence[Path]) -> Runs:
     """Return the runs at or below ``folders``; InputError if there are none."""
     paths = find_runs(folders)
-    options = [given_options(_words(path)) for path in paths]
+    options = [overridden_options(_words(path)) for path in paths]
     heading, settings = labels(options)
     named: dict[Path, Named] = {path: (setting, None) for path, setting in zip(paths, settings, strict=True)}
     return _table(named, options, heading)
@@ -188,7 +188,7 @@ def read_named_runs(named: Mapping[Path, Named], heading: str = "setting") -> Ru
 
 
 def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str) -> Runs:
-    names = differing(options)
+    names = varying_options(options)
     rows: list[dict[str, Any]] = []
     main: dict[str, str] = {}
     for (path, (setting, given)), chosen in zip(named.items(), options, strict=True):
@@ -227,13 +227,13 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def given_options(overrides: Iterable[str]) -> Options:
+def overridden_options(overrides: Iterable[str]) -> Options:
     """Return the options that Hydra's ``overrides`` set, by name, without seeds and folders."""
     pairs = (override.lstrip("+").partition("=") for override in overrides)
     return {name: value for name, _, value in pairs if not _is_own(name)}
 
 
-def differing(options: Sequence[Options]) -> list[str]:
+def varying_options(options: Sequence[Options]) -> list[str]:
     """Return the names of the options that differ between runs, in order of appearance."""
     names = dict.fromkeys(name for each in options for name in each)
     return [name for name in names if len({each.get(name) for each in options}) > 1]
@@ -246,7 +246,7 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
     "gate, data.rho" and "topk, 0.5". Otherwise the heading is "setting", and labels are like ``gate=topk
     data.rho=0.5``.
     """
-    names = differing(options)
+    names = varying_options(options)
     if names and all(name in each for each in options for name in names):
         return ", ".join(names), [", ".join(each[name] for name in names) for each in options]
     texts = [" ".join(f"{name}={each[name]}" for name in names if name in each) for each in options]
@@ -315,7 +315,7 @@ def command(path: Path) -> Command:
 def config(path: Path) -> dict[str, Any]:
     """Return the resolved configuration of a run; {} if the run ended before it was written."""
     try:
-        text = own_file(path / CONFIG, path).read_text()
+        text = checked_file(path / CONFIG, path).read_text()
         content = yaml.load(text, yaml.CSafeLoader)  # plain Python takes ten times as long
     except (OSError, RecursionError, ValueError, yaml.YAMLError):
         return {}
@@ -328,7 +328,7 @@ def last_message(log: Path) -> tuple[str, str | None]:
     The run has failed if this message is an error. Otherwise it is unfinished: still running, stopped or killed.
     """
     try:
-        with own_file(log, log.parent, math.inf).open("rb") as file:
+        with checked_file(log, log.parent, math.inf).open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except (OSError, InputError):

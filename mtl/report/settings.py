@@ -25,7 +25,7 @@ from mtl.report.statistics import (
 )
 from mtl.training.measurements import Key
 
-Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``Settings.table``
+Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``ComparisonTable.table``
 LOSS, AVERAGES, DELTA_M = "test/loss", ("test/average", "test/small_average"), f"test/{DELTA}"  # columns
 MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
 SPLITS = (
@@ -37,7 +37,7 @@ _ARROWS: Mapping[bool | None, str] = {True: " ↑", False: " ↓", None: ""}
 
 
 @dataclass(frozen=True)
-class Quantity:
+class ComparedMetric:
     """A column of the table of runs, and whether higher values are better (None: unknown).
 
     ``values``: by setting, as ``Runs.values`` returns them. ``overlap``: as in ``summarise``.
@@ -71,7 +71,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComparisonTable:
     """Settings side by side, in the order of their runs; ``reference`` is the one that the others are compared with.
 
     ``runs``: for each setting, the number of finished runs and of all runs. The first of ``quantities`` is the main one
@@ -81,7 +81,7 @@ class Settings:
     heading: str
     reference: str
     runs: dict[str, tuple[int, int]]
-    quantities: list[Quantity]
+    quantities: list[ComparedMetric]
     notes: list[str]
     unit: str
 
@@ -185,7 +185,7 @@ class Settings:
 
 def compare(
     runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), unit: str = "seeds", reference: str | None = None
-) -> Settings:
+) -> ComparisonTable:
     """Compare all settings by the loss and the main metrics, or only by the given ``columns`` of the table.
 
     ``also`` names further columns, with or without "test/"; InputError for one that no run has. Entries of ``columns``
@@ -198,9 +198,9 @@ def compare(
     reference = reference if reference in groups else next(iter(groups))
     numeric = [name for name in runs.table.columns if runs.table[name].dtype.is_numeric()]
 
-    def measured(names: Sequence[str]) -> list[Quantity]:
+    def measured(names: Sequence[str]) -> list[ComparedMetric]:
         higher = {name: runs.is_higher_better(name) for name in names if name in numeric}
-        return [Quantity(n, up, {s: runs.values(s, n) for s in groups}, runs.overlap) for n, up in higher.items()]
+        return [ComparedMetric(n, up, {s: runs.values(s, n) for s in groups}, runs.overlap) for n, up in higher.items()]
 
     tasks = [f"test/{task}/{metric}" for task, metric in runs.main.items()]
     means = [f"test/{MEAN}{metric}" for metric in runs.main.values()] if len(tasks) > MOST_TASKS else tasks
@@ -224,10 +224,10 @@ def compare(
         notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
         every = measured(tasks)
         notes += [_wins(every, name, reference) for name in groups if name != reference]
-    return Settings(runs.heading, reference, counts, shown, notes, unit)
+    return ComparisonTable(runs.heading, reference, counts, shown, notes, unit)
 
 
-def _wins(tasks: Sequence[Quantity], name: str, reference: str) -> str:
+def _wins(tasks: Sequence[ComparedMetric], name: str, reference: str) -> str:
     """Say for how many tasks the mean of a setting is better than the mean of the reference."""
     better = []
     for task in tasks:

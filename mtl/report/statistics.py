@@ -47,7 +47,7 @@ class Summary:
     overlap: float = 0.0
 
     @property
-    def deviation(self) -> float:
+    def std(self) -> float:
         """The sample deviation; 0 with fewer than two values."""
         return self.error / math.sqrt(1 / self.count + self.overlap) if self.error else 0.0
 
@@ -66,8 +66,8 @@ class Difference:
     """How much larger the values of one setting are than those of another.
 
     ``runs``: of each setting. ``pairs``: of runs, of which the difference is the mean; 0: it is that of the two means.
-    ``freedom``: the degrees of freedom of Student's t test of the pairs, or of Welch's t test without pairs.
-    ``deviation``: of one pair, or of one run of each setting. ``undefined``: the undefined values of both settings.
+    ``df``: the degrees of freedom of Student's t test of the pairs, or of Welch's t test without pairs.
+    ``std``: of one pair, or of one run of each setting. ``undefined``: the undefined values of both settings.
     ``overlap``: see ``summarise``.
     """
 
@@ -75,22 +75,22 @@ class Difference:
     error: Value
     runs: int
     pairs: int
-    freedom: float = 0.0
-    deviation: float = 0.0
+    df: float = 0.0
+    std: float = 0.0
     undefined: int = 0
     overlap: float = 0.0
 
     @property
     def p(self) -> Value:
         """The two-sided p-value that the true difference is 0; None if undefined, as for values that do not vary."""
-        return float(2 * scipy.stats.t.sf(abs(self.mean) / self.error, self.freedom)) if self.error else None
+        return float(2 * scipy.stats.t.sf(abs(self.mean) / self.error, self.df)) if self.error else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % confidence interval of the mean; None if undefined."""
         if self.error is None:
             return None
-        reach = float(scipy.stats.t.isf(SIGNIFICANCE / 2, self.freedom)) * self.error if self.error else 0.0
+        reach = float(scipy.stats.t.isf(SIGNIFICANCE / 2, self.df)) * self.error if self.error else 0.0
         return self.mean - reach, self.mean + reach
 
     def outcome(self, p: Value = None, close: float = 0.0) -> Outcome:
@@ -108,14 +108,14 @@ class Difference:
     def times(self, factor: float) -> Difference:
         """Return the difference in another unit, or of the opposite sign."""
         error = None if self.error is None else self.error * abs(factor)
-        return replace(self, mean=self.mean * factor, error=error, deviation=self.deviation * abs(factor))
+        return replace(self, mean=self.mean * factor, error=error, std=self.std * abs(factor))
 
     def text(self, unit: str = "", sign: str = "+") -> str:
         """Return the difference with its interval as text; without it if some runs have no value."""
         return with_interval(self.mean, None if self.undefined else self.interval, unit, sign)
 
 
-def keys_of(runs: pl.DataFrame) -> list[tuple[Any, Any]]:
+def pairing_keys(runs: pl.DataFrame) -> list[tuple[Any, Any]]:
     """Return a key for each row of a table of runs; runs of two settings with the same key are a pair.
 
     It consists of the seeds of the run and of its data. A run whose seed is unknown, or whose seeds another run of its
@@ -153,27 +153,27 @@ def one_sample(values: Summary, mean: float = 0.0) -> Difference | None:
     """
     if values.mean is None:
         return None
-    spread = values.error, values.count, values.count, values.count - 1, values.deviation
+    spread = values.error, values.count, values.count, values.count - 1, values.std
     return Difference(values.mean - mean, *spread, values.undefined, values.overlap)
 
 
-def runs_to_decide(mean: float, deviation: float, comparisons: int = 1, overlap: float = 0.0) -> float:
+def required_runs(mean: float, std: float, comparisons: int = 1, overlap: float = 0.0) -> float:
     """Return how many runs make a true difference ``mean`` significant with probability ``POWER``; inf if none do.
 
-    ``deviation``: of one run, or of one pair of runs; if it is 0, the least number of a test, 2. ``comparisons``: the
+    ``std``: of one run, or of one pair of runs; if it is 0, the least number of a test, 2. ``comparisons``: the
     number of p-values that are corrected together. ``overlap``: as in ``summarise``. The t statistic has a noncentral t
     distribution; for samples of unequal variances this is a bound from above.
     """
     level = SIGNIFICANCE / comparisons / 2
     # With a known deviation; Student's t needs z^2 / 2 more (Guenther 1981), which is exact enough from 1,000 on
-    runs = ((scipy.stats.norm.isf(level) + scipy.stats.norm.ppf(POWER)) * deviation / mean) ** 2
+    runs = ((scipy.stats.norm.isf(level) + scipy.stats.norm.ppf(POWER)) * std / mean) ** 2
     if runs * overlap >= 1:
         return math.inf
     runs /= 1 - runs * overlap
     if runs > 1000:
         return math.ceil(runs + scipy.stats.norm.isf(level) ** 2 / 2)
     count = max(2, math.ceil(runs))
-    while deviation and _power(abs(mean) / deviation / math.sqrt(1 / count + overlap), count, level) < POWER:
+    while std and _power(abs(mean) / std / math.sqrt(1 / count + overlap), count, level) < POWER:
         count += 1
     return count
 
@@ -198,15 +198,15 @@ def difference(values: Values, others: Values, factor: float = 1.0, overlap: flo
     paired = summarise([a - factor * b for a, b in pairs if a is not None and b is not None], 1.0, overlap)
     if paired.count >= FEWEST:
         return one_sample(replace(paired, undefined=undefined))
-    mean, deviation = mine.mean - theirs.mean, math.hypot(mine.deviation, theirs.deviation)
+    mean, std = mine.mean - theirs.mean, math.hypot(mine.std, theirs.std)
     runs = min(mine.count, theirs.count)
     if mine.error is None or theirs.error is None:
-        return Difference(mean, None, runs, 0, 0.0, deviation, undefined, overlap)
+        return Difference(mean, None, runs, 0, 0.0, std, undefined, overlap)
     error = math.hypot(mine.error, theirs.error)
     shares = [(each.error or 0.0) / error for each in (mine, theirs)] if error else [1.0, 1.0]
     # Welch (1947), since the variances may differ
-    freedom = 1 / sum(share**4 / (each.count - 1) for share, each in zip(shares, (mine, theirs), strict=True))
-    return Difference(mean, error, runs, 0, freedom, deviation, undefined, overlap)
+    df = 1 / sum(share**4 / (each.count - 1) for share, each in zip(shares, (mine, theirs), strict=True))
+    return Difference(mean, error, runs, 0, df, std, undefined, overlap)
 
 
 def gain(value: Value, single: Value, higher: bool) -> float:
@@ -239,7 +239,7 @@ def with_delta(
     for rows in done.partition_by("data"):
         alone = rows.filter("single")
         bases = alone.filter(pl.col("setting") == pl.first("setting"))
-        base, runs = dict(zip(keys_of(bases), bases.iter_rows(named=True), strict=True)), keys_of(rows)
+        base, runs = dict(zip(pairing_keys(bases), bases.iter_rows(named=True), strict=True)), pairing_keys(rows)
         means = {name: summarise(bases[name].to_list()).mean for name in columns}
         for key, row in zip(runs, rows.iter_rows(named=True), strict=True) if base else ():
             known = {name: up for name, up in columns.items() if row[name] is not None}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mtl.files.formatting import duration
-from mtl.files.literals import plain, printable
+from mtl.files.literals import escape_control, plain
 from mtl.files.tables import bullets
 from mtl.files.writing import write_text
 from mtl.report.page import Section, html, linked, write_page
@@ -45,15 +45,15 @@ def show(section: Section, files: str) -> None:
     console = Console(highlight=False)
     console.print()
     if section.settings and (sentence := section.settings.sentence()):
-        console.print(Text(printable(sentence), style="bold"), "", sep="\n")
+        console.print(Text(escape_control(sentence), style="bold"), "", sep="\n")
     if section.text:
         console.print(Text(plain(section.text)), "", sep="\n")
     for table in section.tables[:1]:
         shown = table.fitting(console.width)
-        console.print(shown, "", *(Text(printable(line), style="dim") for line in shown.notes), sep="\n")
+        console.print(shown, "", *(Text(escape_control(line), style="dim") for line in shown.notes), sep="\n")
     for line in section.notes:
-        console.print(Text(printable(line)), soft_wrap=True)
-    console.print(Text(printable(files), style="dim"), soft_wrap=True)
+        console.print(Text(escape_control(line)), soft_wrap=True)
+    console.print(Text(escape_control(files), style="dim"), soft_wrap=True)
 
 
 def heading(runs: Sequence[Path], made_by: str = "") -> list[str]:
@@ -73,7 +73,7 @@ def heading(runs: Sequence[Path], made_by: str = "") -> list[str]:
         "Code": _several([_code(each) for _, each in found]),
         "Command": made_by or _several([each.command for _, each in found]),
     }
-    return [f"{name}: {printable(text)}" for name, text in lines.items() if text]
+    return [f"{name}: {escape_control(text)}" for name, text in lines.items() if text]
 
 
 def _several(texts: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
 from mtl.files.formatting import number
-from mtl.files.literals import unformatted
+from mtl.files.literals import escape_mathtext
 from mtl.files.tables import Table
 from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, Runs
@@ -169,7 +169,7 @@ def resampled(pairs: np.ndarray, higher: bool, random: np.random.Generator, resa
     return np.asarray(np.take_along_axis(drawn[..., 1], order, 1) @ chances(len(pairs)).T)
 
 
-def trials_needed(values: Sequence[float], target: float, higher: bool) -> int | None:
+def required_trials(values: Sequence[float], target: float, higher: bool) -> int | None:
     """Return the least number of trials whose expected value reaches ``target``; None if none does."""
     reached = (size for size, value in enumerate(values, 1) if (value >= target if higher else value <= target))
     return next(reached, None)
@@ -184,7 +184,7 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
     for own in budgets:
         cells = []
         for other in budgets:
-            needed = trials_needed(getattr(own, attribute), getattr(other, attribute)[-1], higher)
+            needed = required_trials(getattr(own, attribute), getattr(other, attribute)[-1], higher)
             share = "" if needed is None else f"{needed} ({number(other.whole / needed, 3)}x fewer)"
             cells.append("-" if own is other else share or f"not with {own.whole}")
         rows.append([own.setting, *cells])
@@ -198,13 +198,13 @@ def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
     figure = Figure(figsize=_SIZE, layout="tight")
     panels = figure.subplots(1, 2)
     most = max(each.whole for each in budgets)
-    titles = (unformatted(f"{validation} to expect"), unformatted(f"{test} of that trial"))
+    titles = (escape_mathtext(f"{validation} to expect"), escape_mathtext(f"{test} of that trial"))
     for axes, title, attribute in zip(panels, titles, ("validation", "test"), strict=True):
         every = [value for each in budgets for value in getattr(each, attribute)]
         for index, each in enumerate(budgets):
             sizes = [size for size in SIZES if size <= each.whole]
             values = [getattr(each, attribute)[size - 1] for size in sizes]
-            axes.plot(sizes, values, marker=".", label=unformatted(f"{each.setting} ({each.whole})"), **look(index))
+            axes.plot(sizes, values, marker=".", label=escape_mathtext(f"{each.setting} ({each.whole})"), **look(index))
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
         axes.xaxis.set_minor_locator(NullLocator())

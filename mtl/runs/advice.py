@@ -61,13 +61,13 @@ def _other_epochs(measured: Measurements, progress: Progress) -> list[str]:
 def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
     found = []
     for task, main in mains.items():
-        skill = skill_of(main, measured.value(task, main), measured.value(task, main, model="constant"))
+        skill = skill_score(main, measured.value(task, main), measured.value(task, main, model="constant"))
         if skill is not None and skill < SKILL:
             found.append(task)
     return [f"No better than a constant prediction: {some(found)}."] if found else []
 
 
-def skill_of(metric: str, value: float | None, constant: float | None) -> float | None:
+def skill_score(metric: str, value: float | None, constant: float | None) -> float | None:
     """Return how far ``value`` is from that of a ``constant`` prediction (0) towards a perfect one (1), or None."""
     higher = higher_is_better(metric)
     if value is None or constant is None or higher is None:

@@ -17,7 +17,7 @@ def started() -> bool:
     return VARIABLE in os.environ
 
 
-class RunEnd:
+class TrialChannel:
     """The run's end of the channel, in its first process. If the worker closes it or dies, the run gets a SIGTERM."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ PYTHON: list[Path | None] = []  # the folder of the run that mtl.fit trains, if 
 
 
 @dataclass(frozen=True)
-class Line:
+class CommandLine:
     """A command line: all that is ``given``, its ``overrides`` such as ``gate=topk``, and its flags.
 
     ``searched``: where Hydra finds further YAML files. ``local``: the overrides that a run started from a checkpoint of
@@ -40,7 +40,7 @@ class Line:
         return [*config_dirs(self.searched), *self.local]
 
 
-LINE = Line()  # that of this process
+LINE = CommandLine()  # that of this process
 
 
 def command(option: str, checkpoint: str | Path) -> str:
@@ -48,7 +48,7 @@ def command(option: str, checkpoint: str | Path) -> str:
     if PYTHON:
         call = f"mtl.fit(frame, tasks, resume={str(PYTHON[0])!r})"
         return call if option == "ckpt" else f"mtl.load({str(checkpoint)!r}).evaluate(frame)"
-    return shlex.join([*program(), *LINE.kept(), f"{option}={quote_path(near(checkpoint))}"])
+    return shlex.join([*program(), *LINE.kept(), f"{option}={quote_path(relative_to_cwd(checkpoint))}"])
 
 
 def run_command(overrides: Sequence[str]) -> str:
@@ -64,10 +64,12 @@ def command_of(overrides: Sequence[str]) -> str:
 
 def config_dirs(searched: Iterable[str]) -> list[str]:
     """Return the flags that name the folders of YAML files in ``searched``."""
-    return [override for path in searched for override in ("--config-dir", near(path.removeprefix("file://")))]
+    return [
+        override for path in searched for override in ("--config-dir", relative_to_cwd(path.removeprefix("file://")))
+    ]
 
 
-def near(path: str | Path) -> str:
+def relative_to_cwd(path: str | Path) -> str:
     """Return a path below the working folder without the name of this folder."""
     return str(path).removeprefix(f"{Path.cwd()}/")
 

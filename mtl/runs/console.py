@@ -35,7 +35,7 @@ class ConsoleHandler(logging.Handler):
         stream.flush()
 
 
-class LastingStream:
+class FaultTolerantStream:
     """Forward text to ``stream``; if that fails (closed, full disk, pipe without reader), drop all text from then on.
 
     A run of hours must not end because nobody reads what it prints.
@@ -67,7 +67,7 @@ class LastingStream:
         return getattr(self._stream, name)
 
 
-def make_lasting() -> None:
+def protect_streams() -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` accept all characters and outlive their terminal, pipe or file."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -75,12 +75,12 @@ def make_lasting() -> None:
             stream = open(os.devnull, "w")  # noqa: SIM115  (stays open as long as the program)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # what the terminal cannot show becomes a question mark
-        if not isinstance(stream, LastingStream):
-            stream = LastingStream(stream)
+        if not isinstance(stream, FaultTolerantStream):
+            stream = FaultTolerantStream(stream)
         setattr(sys, name, stream)
 
 
-def tracked(steps: Sequence[Step], what: str) -> Iterable[Step]:
+def with_progress_bar(steps: Sequence[Step], what: str) -> Iterable[Step]:
     """Yield ``steps``, on a terminal beside a bar that says ``what`` is done and how long it will take."""
     from rich.console import Console  # what --help needs not
     from rich.progress import track

@@ -22,7 +22,7 @@ from torch import nn
 
 from mtl import __version__, compat
 from mtl.files.formatting import number
-from mtl.files.literals import printable
+from mtl.files.literals import escape_control
 from mtl.files.records import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.runs import commands
@@ -122,7 +122,7 @@ def print_results(
     if any(folder.glob("routing/*.png")):
         console.print(f"  {'routing/':<12}  pictures of the experts that the tasks use", style="dim")
     for sentence in advice:
-        console.print(printable(sentence))
+        console.print(escape_control(sentence))
     if further:
         console.print("next:")
     for command in further:

@@ -17,7 +17,7 @@ from mtl.report.statistics import (
     Values,
     difference,
     holm,
-    runs_to_decide,
+    required_runs,
     summarise,
 )
 
@@ -29,16 +29,16 @@ VERDICTS = {Outcome.BETTER: SHARE, Outcome.WORSE: NOT, Outcome.SAME: NONE, Outco
 
 
 @dataclass(frozen=True)
-class Gain:
+class SharingGain:
     """The gain of ``task`` in ``setting`` over training alone, in percent of the mean alone; None if undefined.
 
-    ``mates``: the tasks it shares with. ``p``: of the difference, corrected by Holm's method for the number of
+    ``partners``: the tasks it shares with. ``p``: of the difference, corrected by Holm's method for the number of
     ``comparisons``. ``interval``: at 95 %, not corrected.
     """
 
     setting: str
     task: str
-    mates: tuple[str, ...]
+    partners: tuple[str, ...]
     found: Difference | None
     p: Value = None
     comparisons: int = 1
@@ -81,7 +81,7 @@ class Gain:
             return "equal in all seeds: more test rows would tell, not more seeds"
         if not self.found.mean:
             return "more seeds would tell"
-        needed = runs_to_decide(self.mean, self.found.deviation, self.comparisons, self.found.overlap)
+        needed = required_runs(self.mean, self.found.std, self.comparisons, self.found.overlap)
         seeds = max(needed, self.found.runs + 1)
         few = "more rows would tell, not more seeds" if math.isinf(seeds) else "over 100 seeds needed"
         return f"{seeds} seeds would probably tell" if seeds <= 100 else few
@@ -93,43 +93,43 @@ class Gain:
         return f"{number(self.found.mean, 2, '+')} %{error}"
 
 
-def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[Gain]:
+def gains(runs: Runs, partners: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[SharingGain]:
     """Return the gain of each task in its main metric over the setting ``alone``, corrected together by Holm's method.
 
-    ``mates``: for each other setting the mates of each task. A task without mates in a setting is left out there.
+    ``partners``: for each other setting the mates of each task. A task without mates in a setting is left out there.
     ``split``: "val" or "test", whose rows are looked at.
     """
     found = []
-    for setting, of_tasks in mates.items():
+    for setting, of_tasks in partners.items():
         for task, others in of_tasks.items():
             column = f"{split}/{task}/{runs.main.get(task)}"
             if others:
                 up = runs.is_higher_better(column) is not False
                 apart = percent(runs.values(setting, column), runs.values(ALONE, column), up, runs.overlap)
-                found.append(Gain(setting, task, tuple(others), apart, apart.p if apart else None))
+                found.append(SharingGain(setting, task, tuple(others), apart, apart.p if apart else None))
     return corrected(found)
 
 
-def corrected(found: Sequence[Gain]) -> list[Gain]:
+def corrected(found: Sequence[SharingGain]) -> list[SharingGain]:
     """Correct the p-values of gains for their number."""
     known = holm([each.p for each in found if each.p is not None])
     values, count = iter(known), max(len(known), 1)
     return [replace(each, p=None if each.p is None else next(values), comparisons=count) for each in found]
 
 
-def chosen(found: Sequence[Gain]) -> dict[str, dict[str, Sequence[str]]]:
-    """Return, as ``mates`` of ``gains``, the setting with the largest gain of each task; none if all are undefined."""
-    best: dict[str, Gain] = {}
+def chosen(found: Sequence[SharingGain]) -> dict[str, dict[str, Sequence[str]]]:
+    """Return, as ``partners`` of ``gains``, the setting with the largest gain of each task, if one is defined."""
+    best: dict[str, SharingGain] = {}
     for each in found:
         if each.mean > (best[each.task].mean if each.task in best else -math.inf):
             best[each.task] = each
-    mates: dict[str, dict[str, Sequence[str]]] = {}
+    partners: dict[str, dict[str, Sequence[str]]] = {}
     for each in best.values():
-        mates.setdefault(each.setting, {})[each.task] = each.mates
-    return mates
+        partners.setdefault(each.setting, {})[each.task] = each.partners
+    return partners
 
 
-def confirm(runs: Runs, validation: Sequence[Gain]) -> list[Gain]:
+def confirm(runs: Runs, validation: Sequence[SharingGain]) -> list[SharingGain]:
     """Return the gains on test rows of the settings that the gains on ``validation`` rows choose.
 
     Both rows are of the same runs, whose luck chooses too, so each p-value is multiplied by the number of settings that
@@ -152,7 +152,7 @@ def percent(values: Values, alone: Values, higher: bool, overlap: float) -> Diff
     return found.times((100 if higher else -100) / abs(base)) if found and base else None
 
 
-def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: int) -> str:
+def answer(task: str, shared: Sequence[SharingGain], gated: Sequence[SharingGain], everyone: int) -> str:
     """Return the line of a task: whether it should share with the tasks that were chosen for it, what a gate gains.
 
     ``shared``: the gains on test rows of the settings chosen among all tasks together, groups and pairs; ``gated``:
@@ -160,10 +160,10 @@ def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: i
     """
     parts = []
     for each in (each for each in shared if each.task == task):
-        mates = "all" if len(each.mates) == everyone - 1 > 1 else " and ".join(each.mates)
+        partners = "all" if len(each.partners) == everyone - 1 > 1 else " and ".join(each.partners)
         advice = f"; {each.advice}" if each.verdict == UNDECIDED else ""
         word = "alone is as good as" if each.verdict == NONE else each.verdict
-        parts.append(f"{word} with {mates} ({each}{advice})")
+        parts.append(f"{word} with {partners} ({each}{advice})")
     parts += [f"with the gate {g.setting} {g}" for g in gated if g.task == task and g.verdict in (SHARE, NOT)]
     return f"{task}: {'; '.join(parts) or 'alone'}"
 
@@ -175,7 +175,7 @@ def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], ov
     whose luck chooses too, so p is corrected for the number of settings (Bonferroni).
     """
     found = [
-        Gain(name, "", (), difference(values, validation[ALONE], 1.0, overlap))
+        SharingGain(name, "", (), difference(values, validation[ALONE], 1.0, overlap))
         for name, values in validation.items()
         if name != ALONE
     ]

@@ -18,8 +18,8 @@ from mtl.config.resume import Composer
 from mtl.options import valid
 from mtl.overrides import key_of
 from mtl.sharing.answer import ALONE, GROUPS
-from mtl.sharing.grouping import partition, rounds_of_pairs
-from mtl.sharing.settings import Comparison, Setting, Share
+from mtl.sharing.grouping import pair_rounds, partition
+from mtl.sharing.settings import Comparison, Setting, ShareOptions
 from mtl.tune.command import checked, run_trials, working
 from mtl.tune.launch import Launch
 from mtl.tune.queue import study_of
@@ -35,7 +35,7 @@ def share(
     ``run_overrides``: options of mtl train for all runs. ``compose(overrides)`` returns the checked configuration of a
     run. ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
     """
-    options: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
+    options: ShareOptions = valid(ShareOptions, OmegaConf.to_container(cfg, resolve=True), "")
     first = compose(run_overrides)
     data: Any = build.build_data(first)
     data.prepare_data()
@@ -60,16 +60,16 @@ def share(
             seeds, rounds = _within(options, found.settings, storage, known)
         found.seeds = range(options.seed, options.seed + seeds)
         grouped = seeds * (len(tasks) > 2)  # runs in groups, unless all tasks will share, or none
-        paired = seeds * len(rounds_of_pairs(found.affinity())[:rounds]) * options.pairs
+        paired = seeds * len(pair_rounds(found.affinity())[:rounds]) * options.pairs
         run(base, seeds, paired + grouped)
         found.gains = found.affinity()
-        if chosen := rounds_of_pairs(found.gains)[:rounds] if options.pairs else []:
+        if chosen := pair_rounds(found.gains)[:rounds] if options.pairs else []:
             found.pairs = {f"pairs {number}": found.of_groups(each, "pairs") for number, each in enumerate(chosen, 1)}
             run(list(found.pairs.values()), seeds, grouped)
             found.gains = np.full((len(tasks), len(tasks)), np.nan)
             for each in found.gains_over_alone(found.pairs):
                 gain = each.mean if math.isfinite(each.mean) else math.nan
-                found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = gain
+                found.gains[tasks.index(each.partners[0]), tasks.index(each.task)] = gain
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
             found.groups = partition(found.gains, options.groups)
             if 1 < len(found.groups) < len(tasks):
@@ -78,7 +78,7 @@ def share(
     return found
 
 
-def _within(options: Share, base: Mapping[str, Setting], storage: BaseStorage, known: int) -> tuple[int, int]:
+def _within(options: ShareOptions, base: Mapping[str, Setting], storage: BaseStorage, known: int) -> tuple[int, int]:
     """Return how many seeds and rounds of pairs fit into the budget.
 
     A setting's runs are assumed to take as long as its first ``known`` ones, on average. Networks of groups and of

@@ -45,7 +45,7 @@ def partition(gains: np.ndarray, most: int | None = None) -> list[Group]:
     return sorted(groups[column] for column in np.flatnonzero(found.x > 0.5))
 
 
-def rounds_of_pairs(affinity: np.ndarray) -> list[list[Group]]:
+def pair_rounds(affinity: np.ndarray) -> list[list[Group]]:
     """Return partitions of the T tasks into pairs, and one single task if T is odd, that have each pair once.
 
     One run trains all pairs of such a round. By the circle method there are T - 1 rounds, or T if T is odd. Those with

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mtl.analysis.conflicts import EARLY, draw
 from mtl.files.formatting import number, p_value
-from mtl.files.literals import markdown, printable
+from mtl.files.literals import escape_control, markdown
 from mtl.files.tables import Table
 from mtl.files.writing import write_json
 from mtl.report.page import Section, picture
@@ -22,7 +22,7 @@ from mtl.report.section import section_of
 from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
-from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, confirm, recommended
+from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, SharingGain, answer, confirm, recommended
 from mtl.sharing.settings import Comparison
 
 RULE = (
@@ -76,7 +76,7 @@ def write(found: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     write_json(found.folder / "share.json", content)
     text = (
         "\n\n".join(markdown(line if line.endswith(".") else f"{line}.") for line in lines)
-        + f"\n\n    {printable(command)}"
+        + f"\n\n    {escape_control(command)}"
     )
     conflicts = found.conflicts()
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
@@ -106,16 +106,18 @@ def _matrices(found: Comparison, affinity: np.ndarray) -> list[Table]:
     return tables
 
 
-def _choice(gains: Sequence[Gain]) -> Table:
-    rows = [[each.task, each.setting, " + ".join(each.mates), str(each)] for each in gains]
+def _choice(gains: Sequence[SharingGain]) -> Table:
+    rows = [[each.task, each.setting, " + ".join(each.partners), str(each)] for each in gains]
     return Table(["task", "setting", "with", "gain"], rows, "Gains on validation rows, which choose")
 
 
-def _table(gains: Sequence[Gain]) -> Table:
+def _table(gains: Sequence[SharingGain]) -> Table:
     rows = []
     for each in gains:
         ends = f"[{', '.join(number(end, 2, '+') for end in each.interval)}]" if each.interval else "-"
-        rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p_value(each.p), each.verdict])
+        rows.append(
+            [each.task, each.setting, " + ".join(each.partners), str(each), ends, p_value(each.p), each.verdict]
+        )
     header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
     return Table(header, rows, "Gains on test rows", [RULE])
 

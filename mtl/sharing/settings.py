@@ -12,10 +12,10 @@ import polars as pl
 from pydantic import Field
 
 from mtl.analysis.conflicts import affinities, read_table
-from mtl.options import Count, Long, Name, Positive
+from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
-from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, gains
 from mtl.sharing.grouping import Group, predicted
 from mtl.tune.definition import Definition, StudyName, Work
 from mtl.tune.launch import run_folder
@@ -25,16 +25,16 @@ NO_SEARCH = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}  # 
 NO_PRUNING = {"_target_": "optuna.pruners.NopPruner"}
 
 
-class Share(Work):
+class ShareOptions(Work):
     """The composed ``conf/share.yaml``, which explains the options."""
 
     name: StudyName | None
-    seeds: Annotated[Long, Field(ge=2)]
+    seeds: Annotated[LargeCount, Field(ge=2)]
     budget: Positive | None
     pairs: bool
     gates: list[Name]
     groups: Count | None
-    every_steps: Long
+    every_steps: LargeCount
     show: bool
 
 
@@ -43,7 +43,7 @@ class Setting:
     """A setting: its study, and with which other tasks each task shares."""
 
     definition: Definition
-    mates: Mapping[str, list[str]]
+    partners: Mapping[str, list[str]]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Comparison:
     are chosen, on validation rows: affinities, or measured if ``pairs`` were trained.
     """
 
-    options: Share
+    options: ShareOptions
     folder: Path
     tasks: list[str]
     run_overrides: Sequence[str]
@@ -95,8 +95,8 @@ class Comparison:
         ]
         chosen, name = last_of_each([*common, *heads, *splits, *own, *given]), f"share/{self.folder.name}/{label}"
         definition = Definition(name, label, chosen, {}, NO_SEARCH, NO_PRUNING, self.options.seed)
-        mates = {task: [other for other in group if other != task] for group in groups for task in group}
-        return Setting(definition, mates)
+        partners = {task: [other for other in group if other != task] for group in groups for task in group}
+        return Setting(definition, partners)
 
     def runs(self, settings: Mapping[str, Setting]) -> dict[Path, Named]:
         """Return the run folders of some settings, each with its setting and seed."""
@@ -106,10 +106,10 @@ class Comparison:
             for number, seed in enumerate(self.seeds)
         }
 
-    def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
+    def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[SharingGain]:
         """Return the gains of the tasks in some settings on validation rows; see ``mtl.sharing.answer.gains``."""
         runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
-        return gains(runs, {name: setting.mates for name, setting in settings.items()}, "val")
+        return gains(runs, {name: setting.partners for name, setting in settings.items()}, "val")
 
     def conflicts(self) -> list[pl.DataFrame]:
         """Return what the joint runs measured of their gradients, see ``mtl.analysis.conflicts.as_table``."""

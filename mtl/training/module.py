@@ -152,8 +152,8 @@ class MultiTaskModule(LightningModule):
 
     def configure_model(self) -> None:
         """Let a strategy that divides parameters among the processes do so."""
-        if hasattr(self.trainer.strategy, "divide"):
-            self.trainer.strategy.divide()
+        if hasattr(self.trainer.strategy, "shard_parameters"):
+            self.trainer.strategy.shard_parameters()
 
     def on_fit_start(self) -> None:
         if self.distillation is not None:  # Lightning moves and converts only what is part of this module
@@ -270,8 +270,8 @@ class MultiTaskModule(LightningModule):
 
         Torch cannot always clip sparse or divided ones; of these, the plain tensors that hold their values are clipped.
         """
-        divided = hasattr(self.trainer.strategy, "divide")
-        if not (self._tables or divided) or not gradient_clip_val:
+        sharded = hasattr(self.trainer.strategy, "shard_parameters")
+        if not (self._tables or sharded) or not gradient_clip_val:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
         parts = plain_gradients(self.parameters())
@@ -279,7 +279,7 @@ class MultiTaskModule(LightningModule):
             nn.utils.clip_grad_value_(parts, gradient_clip_val)
             return
         norm = nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
-        norm = all_reduce_sum(norm**2).sqrt() if divided else norm
+        norm = all_reduce_sum(norm**2).sqrt() if sharded else norm
         nn.utils.clip_grads_with_norm_(parts, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ SHAPES: dict[str, Callable[[float, float, float], float]] = {
 }
 
 
-def rate_factor(
+def lr_factor_at(
     step: float, warmup: float, length: float, shape: str, end: float, rise: str = "linear", start: float = 0.0
 ) -> float:
     """Return the factor of the learning rate at optimiser step ``step``, counted from 0.

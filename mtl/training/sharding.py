@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from mtl.checkpoints.parts import DIVIDED, forget_parts, joined, read_parts, write_parts
+from mtl.checkpoints.parts import SHARDED, delete_unused_shards, joined, read_shards, write_shards
 from mtl.distributed import local_shard
 from mtl.gates.base import Gate
 from mtl.networks.base import MultiTaskNetwork
@@ -55,23 +55,23 @@ class ShardedStrategy(ModelParallelStrategy):
     optimizer_state = Strategy.optimizer_state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a file of each process and one that names them, or only one unless ``storage_options`` is ``DIVIDED``.
+        """Write a file of each process and one that names them, or only one unless ``storage_options`` is ``SHARDED``.
 
         Every process must call this. Process 0 joins the tensors from the files, so that no device needs a whole one.
         """
         path = Path(filepath)
         if self.is_global_zero:
-            forget_parts(path.parent)
-        rest = write_parts(checkpoint, path, self.global_rank)
-        if self.is_global_zero and storage_options == DIVIDED:
+            delete_unused_shards(path.parent)
+        rest = write_shards(checkpoint, path, self.global_rank)
+        if self.is_global_zero and storage_options == SHARDED:
             self.checkpoint_io.save_checkpoint(rest, path)
         elif self.is_global_zero:
-            self.checkpoint_io.save_checkpoint(joined(read_parts(rest, path)), path)
-            forget_parts(path.parent)
+            self.checkpoint_io.save_checkpoint(joined(read_shards(rest, path)), path)
+            delete_unused_shards(path.parent)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         io: Any = self.checkpoint_io  # ours
-        content: dict[str, Any] = io.load_checkpoint(checkpoint_path, divided=True)
+        content: dict[str, Any] = io.load_checkpoint(checkpoint_path, sharded=True)
         return content
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -91,29 +91,29 @@ class ShardedStrategy(ModelParallelStrategy):
             }
             optimizer.load_state_dict({**state, "state": parts})
 
-    def divide(self) -> None:
+    def shard_parameters(self) -> None:
         """Divide the parameters of the module, unless that has been done for an earlier stage."""
         module: Any = self.lightning_module
         if not self._units():
             shard(module.network, module.weighting, self.device_mesh["data_parallel"], self.split_rows)
 
     @contextmanager
-    def whole_parameters(self) -> Iterator[None]:
+    def summon_full_params(self) -> Iterator[None]:
         """Make the parameters, but for split tables, ordinary tensors; every process must call this."""
-        self.gather_units()
+        self.unshard_all()
         try:
             yield
         finally:
-            self.release_units()
+            self.reshard_all()
 
-    def gather_units(self) -> None:
-        """Make all units whole until ``release_units``, even if processes differ in their numbers of forward passes."""
+    def unshard_all(self) -> None:
+        """Make all units whole until ``reshard_all``, even if processes differ in their numbers of forward passes."""
         for unit in self._units():
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
-    def release_units(self) -> None:
-        """Free what ``gather_units`` has gathered."""
+    def reshard_all(self) -> None:
+        """Free what ``unshard_all`` has gathered."""
         module: Any = self.lightning_module
         for unit in self._units():
             unit.reshard()
@@ -123,8 +123,8 @@ class ShardedStrategy(ModelParallelStrategy):
         assert self.lightning_module is not None
         return [part for part in self.lightning_module.modules() if isinstance(part, FSDPModule)]
 
-    on_validation_start = on_test_start = on_predict_start = gather_units
-    on_validation_end = on_test_end = on_predict_end = release_units
+    on_validation_start = on_test_start = on_predict_start = unshard_all
+    on_validation_end = on_test_end = on_predict_end = reshard_all
 
 
 def shard(network: MultiTaskNetwork, weighting: nn.Module, mesh: DeviceMesh, split_rows: int) -> None:

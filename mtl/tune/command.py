@@ -19,7 +19,7 @@ from mtl.config.resume import Composer
 from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.runs.commands import run_command
-from mtl.runs.console import make_lasting
+from mtl.runs.console import protect_streams
 from mtl.runs.signals import stop_signals
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launch, Launcher
@@ -75,7 +75,7 @@ def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage
     A signal, or the loss of the storage, ends the block with a message. ``show``: run nothing; raises InputError if
     nothing has been run before.
     """
-    make_lasting()
+    protect_streams()
     require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")
     with reached(cfg.storage, folder), stop_signals.listening(STOPPED):
         yield open_storage(cfg.storage, folder)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mtl.checks import InputError, require
 from mtl.files.records import flatten
-from mtl.options import Long, LongOrZero, Name, Positive, RunSeed, StrictModel, matching, valid
+from mtl.options import LargeCount, LargeCountOrZero, Name, Positive, RunSeed, StrictModel, matching, valid
 from mtl.overrides import key_of, last_of_each
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
@@ -25,8 +25,8 @@ class Work(StrictModel):
     storage: Name | None
     seed: RunSeed
     heartbeat: Positive
-    retries: LongOrZero
-    max_failures: Long | None
+    retries: LargeCountOrZero
+    max_failures: LargeCount | None
 
 
 class Searches(Work):
@@ -50,7 +50,7 @@ class Study(Searches):
     """The composed ``conf/tune.yaml``."""
 
     name: StudyName | None
-    n_trials: Long
+    n_trials: LargeCount
     gates: dict[str, GateEntry]
 
 

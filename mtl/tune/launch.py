@@ -14,7 +14,7 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
-from mtl.config.resume import is_harmless
+from mtl.config.resume import is_portable
 from mtl.files.records import LOCK, RESULTS
 from mtl.overrides import quote_path
 from mtl.report.runs import finished_results
@@ -67,7 +67,7 @@ class Launcher:
             if (folder / LAST).exists() and not was_fitted:
                 given = [
                     f"ckpt={quote_path(folder / LAST)}",
-                    *(override for override in given if not is_harmless(override)),
+                    *(override for override in given if not is_portable(override)),
                 ]
             else:  # a run that was killed during its test has no results and nothing left to train: start again
                 shutil.rmtree(folder)

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 
 from mtl.checks import InputError, first_line, format_value, require
 from mtl.config import build
-from mtl.options import CONFIG, FilePath, LongOrZero, Name, NotNegative, RunSeed, StrictModel, valid
+from mtl.options import CONFIG, FilePath, LargeCountOrZero, Name, NonNegative, RunSeed, StrictModel, valid
 from mtl.training.metrics import mode_of
 from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
@@ -54,7 +54,7 @@ class Held(TypedDict):
     """The lease of a trial."""
 
     worker: str
-    time: NotNegative
+    time: NonNegative
 
 
 class StudyAttributes(StrictModel, extra="ignore"):
@@ -66,7 +66,7 @@ class StudyAttributes(StrictModel, extra="ignore"):
 class TrialAttributes(StrictModel, extra="ignore"):
     """What mtl tune stores of a trial, beside its parameters and its value."""
 
-    starts: LongOrZero = 0
+    starts: LargeCountOrZero = 0
     seed: RunSeed | None = None
     folder: FilePath = Path()
     command: Annotated[list[Name], Field(default_factory=list)]

@@ -143,8 +143,8 @@ def _compared(
     count, sign = len(pair[0].label) if pair else 0, 1.0 if higher_is_better(metric) else -1.0
     a, b = (value_of(task.kind, metric, rows) for rows in pair) if count else (math.nan, math.nan)
     known = math.isfinite(b - a)
-    error, freedom = standard_error(change, pair, metric, resamples, MOST, seed) if known else (None, 0)
-    difference = Difference(b - a, error, count, count, freedom)
+    error, df = standard_error(change, pair, metric, resamples, MOST, seed) if known else (None, 0)
+    difference = Difference(b - a, error, count, count, df)
     low, high = difference.interval or (None, None)
     row = {"rows": count, "metric": metric, "a": a, "b": b, "difference": b - a, "low": low, "high": high}
     row = {name: None if value != value else value for name, value in row.items()}  # NaN is undefined

@@ -47,7 +47,7 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     model = load(path, trust, "cpu")
     marked = [task.name for task in model.spec.tasks if task.marked]
     require(not marked, f"task {', '.join(marked)} reads marked words, which an exported network cannot")
-    inputs = program.made_up(model.spec.inputs)
+    inputs = program.random_inputs(model.spec.inputs)
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
     write_json(folder / "preprocessing.json", preprocessing(model, inputs))

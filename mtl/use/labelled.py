@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from mtl.runs.console import tracked
+from mtl.runs.console import with_progress_bar
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import higher_is_better
 from mtl.types import ROW, Batch, TaskSpec
@@ -44,7 +44,7 @@ def importance(
     draw = np.random.default_rng(seed)
     batch, mains = labelled(frame, where), Evaluation(model.spec.tasks).main_metrics()
     before, losses = evaluated(model, batch), dict[tuple[str, str], list[float]]()
-    for column in tracked(model.columns, "shuffling columns"):
+    for column in with_progress_bar(model.columns, "shuffling columns"):
         for _ in range(repeats):
             shuffled = frame.with_columns(frame[column].gather(draw.permutation(len(frame))))
             inputs = model.encode(shuffled.with_row_index(ROW, offset=1), where)

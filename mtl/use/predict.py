@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from mtl.checks import InputError, join_names, require
 from mtl.files.formatting import cell
-from mtl.files.literals import printable
+from mtl.files.literals import escape_control
 from mtl.files.tables import Table
 from mtl.files.writing import reported, writing
 from mtl.types import ROW
@@ -146,8 +146,8 @@ def show(table: pl.DataFrame, width: int | None = None, wrap: bool = False) -> N
 
     ``wrap``: let long cells take several lines instead.
     """
-    table = table.rename(printable)
-    rows = [["" if value is None else printable(cell(value)) for value in row] for row in table.iter_rows()]
+    table = table.rename(escape_control)
+    rows = [["" if value is None else escape_control(cell(value)) for value in row] for row in table.iter_rows()]
     width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
     columns = [max(map(len, cells)) for cells in zip(table.columns, *rows, strict=True)]
     if not wrap and sum(columns) + 3 * len(columns) + 1 > width:

@@ -54,7 +54,7 @@ def replace_parts(module: nn.Module, kind: Any, change: Callable[[Any], nn.Modul
             replace_parts(child, kind, change)
 
 
-def made_up(inputs: Mapping[str, InputSpec], rows: int = 256) -> dict[str, Tensor]:
+def random_inputs(inputs: Mapping[str, InputSpec], rows: int = 256) -> dict[str, Tensor]:
     """Return random inputs of ``rows`` rows; the ids of texts end with padding in the last row."""
     return {name: _random(spec, rows) for name, spec in inputs.items()}
 

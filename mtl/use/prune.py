@@ -64,7 +64,7 @@ def prune_run(
     standard units of the labels. Of a task after another, the conditional probability is predicted.
     """
     model = load(path, trust, "cpu")
-    network, inputs = model.network, program.made_up(model.spec.inputs)
+    network, inputs = model.network, program.random_inputs(model.spec.inputs)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written

@@ -11,7 +11,7 @@ import polars as pl
 from mtl.checks import require
 from mtl.files.formatting import cell, number
 from mtl.predictions import class_names, main_column
-from mtl.runs.console import tracked
+from mtl.runs.console import with_progress_bar
 from mtl.types import TaskSpec
 
 MOST = 3  # effects of a row and task that are shown
@@ -36,7 +36,7 @@ def reasons(
     warned: set[str] = getattr(model.encoder, "warned", set())
     earlier = set(warned)
     warned.update(model.columns)  # of the rows that are made up here, nothing is to be said
-    for column in tracked(model.columns, "replacing cells"):  # each row with each cell
+    for column in with_progress_bar(model.columns, "replacing cells"):  # each row with each cell
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)
         for task in tasks:

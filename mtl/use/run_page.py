@@ -22,8 +22,8 @@ from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table, bullets
 from mtl.predictions import class_names, readable
-from mtl.report.against import lead
-from mtl.report.curves import courses_by_epoch
+from mtl.report.against import improvement
+from mtl.report.curves import curves_by_epoch
 from mtl.report.errors import Predicted, pictures_of_errors, residuals
 from mtl.report.page import Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
@@ -84,7 +84,7 @@ def write_run_page(
         notes.append(f"Pictures and rows are those of the first {MOST_TASKS} of {len(tasks)} tasks.")
     shown = tasks[:MOST_TASKS]
     panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
-    drawn = courses_by_epoch(folder, panels, results.epochs, None if tested is None else tested.epoch)
+    drawn = curves_by_epoch(folder, panels, results.epochs, None if tested is None else tested.epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     losses = [picture(each, f"{name} by epoch") for name, each in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
@@ -118,7 +118,7 @@ def _sentence(task: str, metric: str, results: Results) -> str:
     """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
     measured, parts = results.measured, list[str]()
     for model in measured.models()[1:]:
-        difference = lead(measured, model, task, metric)
+        difference = improvement(measured, model, task, metric)
         if difference is None:
             continue
         value, outcome = number(measured.value(task, metric, model=model)), difference.outcome()

@@ -37,7 +37,7 @@ from pydantic import BaseModel, Field
 
 from mtl import __version__
 from mtl.checks import InputError, require, require_packages
-from mtl.options import Count, NotNegative, valid
+from mtl.options import Count, NonNegative, valid
 from mtl.predictions import task_summary
 from mtl.types import RowEncoder
 from mtl.use.trained import TrainedModel, load
@@ -62,7 +62,7 @@ class Request(BaseModel):
     rows: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
-class FullError(Exception):
+class QueueFullError(Exception):
     """Report that too many requests are waiting."""
 
 
@@ -121,7 +121,7 @@ class Predictor:
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
-            raise FullError from None
+            raise QueueFullError from None
         return job.answer
 
     def _work(self) -> None:
@@ -296,7 +296,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
             return {"predictions": await asyncio.wrap_future(predictor.submit(request.rows))}
         except InputError as error:
             raise fastapi.HTTPException(422, str(error).encode(errors="backslashreplace").decode()) from None
-        except FullError:
+        except QueueFullError:
             raise fastapi.HTTPException(503, "too many requests are waiting; try again later") from None
 
     async def health() -> dict[str, Any]:
@@ -362,7 +362,7 @@ def prepare(
 ) -> tuple[Any, Any]:
     """Return the application that serves the network of a run, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
-    valid(NotNegative, max_wait_ms, "--max-wait-ms")
+    valid(NonNegative, max_wait_ms, "--max-wait-ms")
     require_packages("mtl serve", "serve", "fastapi", "uvicorn", "prometheus_client")
     import uvicorn
 

@@ -21,7 +21,7 @@ from mtl.config.resume import config_to_load
 from mtl.files.formatting import number
 from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
-from mtl.options import Count, FilePath, InnerShare, Long, Positive, RunSeed, valid, validated
+from mtl.options import Count, FilePath, LargeCount, OpenFraction, Positive, RunSeed, valid, validated
 from mtl.report.runs import read_results
 from mtl.training.measurements import NETWORK, Measurements, is_routing
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
@@ -87,7 +87,7 @@ class TrainedModel:
         rows: Any,
         tasks: Sequence[str] | None = None,
         experts: bool = False,
-        batch_size: Long = 4096,
+        batch_size: LargeCount = 4096,
         where: str = ROWS,
         interval: float | None = None,
     ) -> Any:
@@ -140,7 +140,9 @@ class TrainedModel:
         return like(rows, pl.DataFrame(table), indexed=True)
 
     @validated
-    def explain(self, rows: Any, tasks: Sequence[str] | None = None, batch_size: Long = 4096, where: str = ROWS) -> Any:
+    def explain(
+        self, rows: Any, tasks: Sequence[str] | None = None, batch_size: LargeCount = 4096, where: str = ROWS
+    ) -> Any:
         """Return the experts that each row uses for each task: columns row (from 0), layer, task, expert and weight.
 
         Only weights other than 0 are listed. In a network on texts that routes tokens, the weight of a row is the mean
@@ -159,7 +161,7 @@ class TrainedModel:
         return like(rows, pl.concat(parts).sort("row", maintain_order=True))
 
     @validated
-    def evaluate(self, rows: Any, batch_size: Long = 4096, where: str = ROWS) -> dict[str, float]:
+    def evaluate(self, rows: Any, batch_size: LargeCount = 4096, where: str = ROWS) -> dict[str, float]:
         """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
 
         ``rows``: as in ``predict``, with a column for each task. Raises InputError.
@@ -204,7 +206,9 @@ class TrainedModel:
         return like(rows, reasons(self, frame, self.tasks_named(tasks), others, samples, seed, where))
 
     @validated
-    def drift(self, rows: Any, threshold: Positive = THRESHOLD, batch_size: Long = 4096, where: str = ROWS) -> Any:
+    def drift(
+        self, rows: Any, threshold: Positive = THRESHOLD, batch_size: LargeCount = 4096, where: str = ROWS
+    ) -> Any:
         """Return how far the columns of rows, and their predictions, have changed since the training; worst first.
 
         A column has ``drifted`` if its ``psi``, the population stability index, is above ``threshold``, and ``p``, the
@@ -229,7 +233,7 @@ class TrainedModel:
 
     def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
         """Return ``TaskSpec.margin`` of the regressions among ``tasks``. Raises InputError."""
-        level, numbers = valid(InnerShare, level, "interval"), [task for task in tasks if task.kind == "regression"]
+        level, numbers = valid(OpenFraction, level, "interval"), [task for task in tasks if task.kind == "regression"]
         require(bool(numbers), f"interval={level:g}: none of the tasks is a regression, so there are no intervals")
         return {task.name: task.margin(level) for task in numbers}
 

@@ -19,7 +19,7 @@ from mtl.cli import compose
 from mtl.cli.help import groups
 from mtl.cli.run import run
 from mtl.config.check import check
-from mtl.config.resume import is_harmless, resumed_config
+from mtl.config.resume import is_portable, resumed_config
 from mtl.python.fit import own_hydra
 from tests.config_files import keep_files
 from tests.conftest import ROOT
@@ -53,7 +53,7 @@ def composed(words: Sequence[str]) -> DictConfig:
     return cfg
 
 
-_is_harmless = cache(is_harmless)
+_is_harmless = cache(is_portable)
 
 
 @cache

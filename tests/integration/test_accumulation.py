@@ -13,7 +13,7 @@ from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
-from mtl.training.schedules import rate_factor
+from mtl.training.schedules import lr_factor_at
 from tests.integration.helpers import compose_small, resume_small
 from tests.stopping import assert_same, course, go_on, interrupted, slow, watched
 
@@ -154,7 +154,7 @@ def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -
     assert (kept.shape, kept.warmup, kept.end_factor) == ("linear", 0.25, 0.1)
     run(longer)
     rates = course(tmp_path, "lr")
-    before, after = (rate_factor(4, 1.25, 5, "linear", 0.1), rate_factor(5, 2.5, 10, "linear", 0.1))
+    before, after = (lr_factor_at(4, 1.25, 5, "linear", 0.1), lr_factor_at(5, 2.5, 10, "linear", 0.1))
     assert [rates[4], rates[5]] == pytest.approx([0.01 * before, 0.01 * after])
     assert groups_of(tmp_path)[0]["lr"] < 0.005
     assert scheduled(tmp_path) == list(range(10))
@@ -165,5 +165,5 @@ def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -
     assert scheduled(tmp_path) == list(range(10))  # no longer
     one_cycle = resume_small(last, tmp_path, "lr_schedule=one_cycle", "schedule=entropy_weight", "trainer.max_epochs=4")
     run(one_cycle)
-    assert course(tmp_path, "lr")[15] == pytest.approx(0.01 * rate_factor(15, 6, 20, "cosine", 1e-4, "cosine", 0.04))
+    assert course(tmp_path, "lr")[15] == pytest.approx(0.01 * lr_factor_at(15, 6, 20, "cosine", 1e-4, "cosine", 0.04))
     assert scheduled(tmp_path) == [*range(10), *range(15, 20)]

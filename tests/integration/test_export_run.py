@@ -68,7 +68,7 @@ def test_every_task_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     report = json.loads((tmp_path / "pruned" / "savings.json").read_text())
     model = mtl.load(checkpoint, device="cpu")
-    network, inputs = model.network, program.made_up(model.spec.inputs, 3)
+    network, inputs = model.network, program.random_inputs(model.spec.inputs, 3)
     assert list(report) == [task.name for task in network.tasks]
     for task, row in report.items():
         assert task in shown

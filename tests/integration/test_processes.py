@@ -22,7 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from mtl.checkpoints.files import read
 from mtl.cli import resolvers, train
 from mtl.cli.run import _with_others
-from mtl.distributed import announced_wait, destroy_process_group
+from mtl.distributed import destroy_process_group, warn_if_waiting
 from mtl.runs import signals
 from mtl.runs.signals import stop_signals
 from mtl.training.measurements import Measurements
@@ -284,7 +284,7 @@ def test_a_wait_for_other_processes_is_announced(
 ) -> None:
     for silent, met in ((True, False), (False, True), (False, False)):
         monkeypatch.setattr(dist, "is_initialized", lambda met=met: met)
-        with announced_wait(range(2, 4), 8, silent, seconds=0.01):
+        with warn_if_waiting(range(2, 4), 8, silent, seconds=0.01):
             time.sleep(0.1)
     line = (
         "still waiting for some of the 8 processes of this run: this machine has ranks 2 to 3; start the same command"

@@ -37,7 +37,7 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.use import serve as main
 from mtl.use import serve
-from mtl.use.serve import FullError, Predictor, application, describe, is_of_server, table
+from mtl.use.serve import Predictor, QueueFullError, application, describe, is_of_server, table
 from mtl.use.trained import TrainedModel
 from tests.integration.helpers import train_table
 from tests.programs import free_port
@@ -266,7 +266,7 @@ def test_numbers_in_json_are_numbers_whatever_the_format_of_the_training_rows(fo
 def test_full_queue_refuses_and_the_end_answers_what_waits(model: TrainedModel) -> None:
     predictor = Predictor(model, max_batch=2, waiting=3)
     waiting = [predictor.submit(rows(3)[2:]) for _ in range(3)]  # nobody works yet
-    with pytest.raises(FullError):
+    with pytest.raises(QueueFullError):
         predictor.submit(rows(3)[2:])
     waiting[1].cancel()
     predictor._jobs.maxsize = 4  # room for the end

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import mtl
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
-from mtl.checkpoints.parts import checksum_of, read_parts
+from mtl.checkpoints.parts import checksum_of, read_shards
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.config.build import build_trainer, check_options
@@ -149,7 +149,7 @@ def test_a_process_reads_its_own_part(tmp_path: Path) -> None:
     damaged = (folder / "1.ckpt").read_bytes()
     value = struct.pack("<f", 2500.0)
     (folder / "1.ckpt").write_bytes(damaged.replace(value, struct.pack("<f", 9.0)))
-    pieces = read_parts(content, tmp_path / "last.ckpt")["w"]
+    pieces = read_shards(content, tmp_path / "last.ckpt")["w"]
     assert torch.equal(pieces.rows(0, 2), rows[:2])
     assert torch.equal(pieces.rows(4, 8), rows[4:])
     for use in (lambda: pieces.rows(1, 3), pieces.joined):

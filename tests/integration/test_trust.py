@@ -20,7 +20,7 @@ from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_
 from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.config.resume import NAMES, config_to_load, is_harmless
+from mtl.config.resume import NAMES, config_to_load, is_portable
 from mtl.files.records import flatten
 from mtl.use.prune import prune_run
 from mtl.use.trained import load
@@ -119,7 +119,7 @@ def test_harmless_words_are_kept(whole: Path, tmp_path: Path) -> None:
     words = ["seed=3", "gate=topk", "logger=[csv,tensorboard]", "experiment=a/b-c", "recipe.patience=7", "~logger.csv"]
     words += ["callbacks.best.monitor=val/average", "trainer.devices=2", "optimizer._target_=torch.optim.RAdam"]
     words += ["label=two words", "start_from='/a/b.ckpt'", "data.path=/a/b.csv", "+data.tasks.x={kind: binary}"]
-    assert [word for word in words if not is_harmless(word)] == []
+    assert [word for word in words if not is_portable(word)] == []
     config = read(whole)["config"]
     for key in ("recipe.patience", "callbacks.early_stopping.patience"):
         config = changed(config, key, 7)

@@ -161,9 +161,9 @@ def test_gates_of_their_own_need_the_products_of_one_gate() -> None:
     for gate in (one, *gates.values()):
         harden(gate)
     x = torch.randn(9, D)
-    assert one.needed(one(x).selectors) == pytest.approx(3 / 7)
+    assert one.active_fraction(one(x).selectors) == pytest.approx(3 / 7)
     for tasks in (None, [1]):
-        assert separate.needed(separate(x, tasks=tasks).selectors) == pytest.approx(3 / 7)
+        assert separate.active_fraction(separate(x, tasks=tasks).selectors) == pytest.approx(3 / 7)
 
 
 TABLE = {

@@ -14,9 +14,9 @@ from mtl.cli import run as run_module
 from mtl.cli.report import main as report
 from mtl.cli.run import run
 from mtl.cli.use import predict
-from mtl.report.against import against_quick_model
-from mtl.runs.advice import advice, skill_of
-from mtl.runs.commands import Line
+from mtl.report.against import compare_with_baselines
+from mtl.runs.advice import advice, skill_score
+from mtl.runs.commands import CommandLine
 from mtl.training.measurements import Measurements
 from tests.integration.helpers import compose_small
 from tests.unit.test_fit import SMALL, visits
@@ -62,21 +62,21 @@ def test_quick_models_are_better_or_worse_only_beyond_the_error_of_the_test_rows
             "linear": {"a/auroc": 0.79, "b/mse": 1.5},
             "network - linear": {"a/auroc": [0.01, error], "b/mse": [-0.5, 0.2]},
         }
-        return against_quick_model(Measurements.from_plain({"test": test}), RECORD["main_metrics"])
+        return compare_with_baselines(Measurements.from_plain({"test": test}), RECORD["main_metrics"])
 
     assert said(0.006, a=0.8, b=1.0) == ["Against linear on these test rows: better in b; undecided in a."]
     assert said(0.005, a=0.8, b=1.0) == ["Against linear on these test rows: better in a, b."]
     assert said(0.005, a=0.7, b=2.0) == ["Against linear on these test rows: worse in a, b."]
     alone = Measurements.from_plain(RECORD["numbers"])
-    assert against_quick_model(alone, RECORD["main_metrics"]) == []
+    assert compare_with_baselines(alone, RECORD["main_metrics"]) == []
 
 
 def test_skill_is_the_way_from_a_constant_to_a_perfect_prediction() -> None:
-    assert skill_of("auroc", 0.75, 0.5) == 0.5
-    assert skill_of("mse", 0.5, 2.0) == 0.75
-    assert skill_of("accuracy", 1.0, 1.0) is None
-    assert skill_of("coverage", 0.9, 0.8) is None
-    assert skill_of("auroc", None, 0.5) is None
+    assert skill_score("auroc", 0.75, 0.5) == 0.5
+    assert skill_score("mse", 0.5, 2.0) == 0.75
+    assert skill_score("accuracy", 1.0, 1.0) is None
+    assert skill_score("coverage", 0.9, 0.8) is None
+    assert skill_score("auroc", None, 0.5) is None
 
 
 def test_printed_commands_work_as_they_are(
@@ -86,7 +86,7 @@ def test_printed_commands_work_as_they_are(
     sizes = [f"{name}={value}".replace(" ", "") for name, value in SMALL.items()]
     tasks = ["data.tasks.clicked={kind: binary}", "data.tasks.plan={kind: multiclass}", "data.ignore=[minutes]"]
     words = ["data=table", f"data.path='{tmp_path}/my rows.csv'", *tasks, *sizes, "gate=topk", "trainer.max_epochs=2"]
-    monkeypatch.setattr(ending.commands, "LINE", Line(given=words, overrides=words))
+    monkeypatch.setattr(ending.commands, "LINE", CommandLine(given=words, overrides=words))
     seen: list[Any] = []
     monkeypatch.setattr(run_module, "advice", lambda record, progress: seen.append(progress) or ["Advice."])
     run(compose_small(tmp_path / "my run", *words))

@@ -28,7 +28,7 @@ from mtl.analysis.patterns import (
     random_jaccard,
 )
 from mtl.analysis.report import Report
-from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities, Tally, gather_tallies
+from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities, RoutingStats, gather_routing_stats
 from mtl.gates import FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import build_bottom
 from mtl.networks.components import Convolutions, Identity, Pooling
@@ -77,9 +77,9 @@ def test_tallies_of_several_gpus_are_added_on_the_cpu(monkeypatch: pytest.Monkey
             {name: torch.ones(2, device=f"cuda:{gpu}") for name in ("seen", "active", "mixed", "share")}
             for gpu in (0, 1)
         ]
-        mine, theirs = (Tally(2, rows=3, **each) for each in tensors)
+        mine, theirs = (RoutingStats(2, rows=3, **each) for each in tensors)
         monkeypatch.setattr("mtl.analysis.tally.gather", lambda own: [own, {"mixture": theirs.on_cpu()}])
-        found = gather_tallies({"mixture": mine})["mixture"]
+        found = gather_routing_stats({"mixture": mine})["mixture"]
     assert found.rows == 6
     assert found.share.device.type == "cpu"
 
@@ -181,8 +181,8 @@ def test_affinities_show_other_tasks_with_their_values() -> None:
     assert [text.get_text() for text in image.axes.texts] == ["", "1", "-0.2", ""]
 
 
-def tally(weights: Tensor) -> Tally:
-    found = Tally(len(weights))
+def tally(weights: Tensor) -> RoutingStats:
+    found = RoutingStats(len(weights))
     found.add(Routing(weights), 4)
     return found
 

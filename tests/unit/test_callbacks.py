@@ -12,10 +12,10 @@ import torch
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from mtl.callbacks.standard import LayerAdaptation
 
-from mtl.analysis.figures import courses
+from mtl.analysis.figures import curves
 from mtl.analysis.patterns import compare_selections, heaviest_experts, jaccard, selected_experts
 from mtl.analysis.report import Report
-from mtl.analysis.tally import History, Probabilities, Tally
+from mtl.analysis.tally import History, Probabilities, RoutingStats
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, TopKGate
 from mtl.gates.permuted import Permutation
@@ -83,7 +83,7 @@ def test_history_records_when_selectors_became_binary() -> None:
         history.add(step, [Routing(hard.mean(-2), {}, hard)], 16, 1)
     assert len(history.steps) == len(history.shares) <= 1000
     history.add(1200, [Routing(torch.rand(3, 5))], 14, 3)
-    assert history.course()[0][-1] < 1200  # too many shares to keep
+    assert history.history()[0][-1] < 1200  # too many shares to keep
 
 
 def test_flops_of_training_by_hand() -> None:
@@ -106,7 +106,7 @@ def test_flops_of_training_by_hand() -> None:
         every = {"flops_dense": dense, "flops_selected": dense}
         trained = {name: 3 * value for name, value in every.items()}
         assert found == (every | {"multiply_adds": dense / 2}, trained)  # no mixture was seen in the test
-        tally = Tally(2)
+        tally = RoutingStats(2)
         tally.add(Routing(weights), 6)
         report = Report(["p", "q"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
         found = callback._flops(module, report)
@@ -149,7 +149,7 @@ def test_weights_below_1e_5_are_not_counted_as_experts() -> None:
 
 
 def test_share_of_the_steps_until_selectors_are_binary() -> None:
-    history, tally = History(), Tally(1)
+    history, tally = History(), RoutingStats(1)
     soft, hard = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # [T, K, E]
     for step, selectors in enumerate([soft, soft, hard, hard], start=1):
         history.add(10 * step, [Routing(selectors.mean(-2), {}, selectors)], 16, 1)
@@ -213,12 +213,12 @@ def test_selections_against_the_simulated_truth() -> None:
 
 
 def test_tasks_without_an_expert_are_counted() -> None:
-    tally = Tally(2)
+    tally = RoutingStats(2)
     tally.add(Routing(torch.tensor([[0.5, 0.5], [0.0, 0.0]])), rows=4)
     assert tally.values()["idle_tasks"] == 0.5
     tally.add(Routing(torch.tensor([[0.5, 0.5], [1.0, 0.0]])), rows=4)
     assert tally.values()["idle_tasks"] == 0.25
-    one = Tally(1, rows=1, seen=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1))
+    one = RoutingStats(1, rows=1, seen=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1))
     assert "idle_tasks" not in one.values()
 
 
@@ -232,7 +232,7 @@ def test_selectors_are_binary_when_those_of_every_task_are() -> None:
 
 
 def test_batches_of_some_tasks_count_for_those_tasks() -> None:
-    tally = Tally(3)
+    tally = RoutingStats(3)
     tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)
     tally.add(Routing(torch.tensor([[0.5, 0.5]]), tasks=[0]), rows=2)
     tally.add(Routing(torch.tensor([[[0.0, 1.0]]] * 4), tasks=[2]), rows=4)
@@ -244,13 +244,13 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     history.add(1, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1])], 6, 3)
     history.add(2, [Routing(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), tasks=[2])], 6, 3)
     history.add(3, [Routing(torch.ones(1, 2), tasks=[1])], 5, 3)  # too many shares to keep
-    steps, course = history.course()
+    steps, course = history.history()
     assert steps == [1, 2]
     assert course.nan_to_num(-1).tolist() == [[[-1, -1], [0.25, 0.75], [-1, -1]], [[-1, -1], [-1, -1], [0.5, 0.5]]]
     history = History()
     history.add(4, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1]), Routing(torch.eye(2)[:, None], tasks=[2])], 6, 3)
     assert history.shares[0].nan_to_num(-1).tolist() == [[-1, -1], [0.25, 0.75], [0.5, 0.5]]
     assert (history.batches, history.unused, history.unmixed) == (1, 0.5, 0.5)  # 0 in one batch, 1 in the other
-    panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), None).axes]  # of the coloured lines
+    panels = [axes.collections[1] for axes in curves([1, 2], course, list("abc"), None).axes]  # of the coloured lines
     lines = [[path.vertices[:, 0].tolist() for path in panel.get_paths()] for panel in panels]
     assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]

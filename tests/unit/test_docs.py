@@ -19,7 +19,7 @@ from mtl.cli.study import split_overrides
 from mtl.options import valid
 from mtl.paper.definition import read
 from mtl.python.fit import own_hydra
-from mtl.sharing.settings import Share
+from mtl.sharing.settings import ShareOptions
 from mtl.tune import definition
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, composed
@@ -152,7 +152,7 @@ def test_commands_of_mtl_share_are_accepted() -> None:
     for command in given:
         own, others = split_overrides([word for word in command if "=" in word], share.OWN)
         with own_hydra():
-            assert valid(Share, OmegaConf.to_container(compose("share", own)), "")
+            assert valid(ShareOptions, OmegaConf.to_container(compose("share", own)), "")
             assert composed([word for word in others if not word.startswith("data.path")])
 
 

@@ -23,8 +23,8 @@ from mtl.cli import resolvers
 from mtl.cli.explain import explain
 from mtl.config import build
 from mtl.config.check import check, find, options
-from mtl.files.literals import escaped, unescaped
-from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, adapter, fits, valid
+from mtl.files.literals import escape_interpolation, unescape_interpolation
+from mtl.options import Address, Count, FilePath, Fraction, Positive, TaskName, adapter, fits, valid
 from mtl.python.fit import own_hydra
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
@@ -263,7 +263,7 @@ class Mine:
         missing: Unknown = 1,  # type: ignore[name-defined]  # noqa: F821  (an annotation that cannot be looked up)
         action: Callable[..., Any] | None = None,
         size: int | tuple[int, int] = 1,
-        shares: dict[str, Share] | None = None,
+        shares: dict[str, Fraction] | None = None,
         **others: Any,
     ) -> None:
         self.options = (plain, width, rate, name, pairs, when, missing, action, size, shares, others)
@@ -400,7 +400,9 @@ def test_compositions_that_fail_get_one_sentence(words: list[str], message: str)
 def test_escaped_text_is_text_however_often_it_is_resolved() -> None:
     for letters in itertools.chain.from_iterable(itertools.product("$\\{?}", repeat=size) for size in range(7)):
         text = "".join(letters)
-        assert unescaped(escaped(text)) == text
-        config = OmegaConf.create({"x": [escaped(text)]})
+        assert unescape_interpolation(escape_interpolation(text)) == text
+        config = OmegaConf.create({"x": [escape_interpolation(text)]})
         OmegaConf.resolve(config)
-        assert OmegaConf.to_container(config, resolve=True, throw_on_missing=True) == {"x": [escaped(text)]}
+        assert OmegaConf.to_container(config, resolve=True, throw_on_missing=True) == {
+            "x": [escape_interpolation(text)]
+        }

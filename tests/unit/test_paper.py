@@ -50,7 +50,7 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
     for scale in ("paper", "laptop", "smoke"):
         found = paper(path.stem, scale=scale)
         assert all((found.file.title, found.file.source, found.scale.note))
-        assert all(found.waves())
+        assert all(found.stages())
         pairs = found.pairs()
         assert len({found.definition(*pair, chosen=[]).name for pair in pairs}) == len(pairs)
         for group, gate in pairs if every else pairs[-1:]:

@@ -103,7 +103,7 @@ def test_the_products_of_some_tasks_with_matrices_of_their_own() -> None:
     gate = PermutedGate(CometGate(3, 4, 5, k=1), Permutation(4, num_tasks=3, per_task=True)).eval()
     harden(gate.gate)
     routings = [gate(torch.randn(6, 5), tasks=tasks) for tasks in (None, [1], [0, 2])]
-    assert [gate.needed(routing.selectors) for routing in routings] == pytest.approx([3 / 7, 1, 1])
+    assert [gate.active_fraction(routing.selectors) for routing in routings] == pytest.approx([3 / 7, 1, 1])
 
 
 def test_an_order_of_other_experts_is_not_taken_over(tmp_path: Path) -> None:

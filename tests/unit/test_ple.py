@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mtl.analysis.patterns import connections
 from mtl.analysis.report import Report
-from mtl.analysis.tally import Probabilities, Tally
+from mtl.analysis.tally import Probabilities, RoutingStats
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
@@ -203,7 +203,7 @@ def test_images_and_a_batch_without_rows() -> None:
 
 def test_the_shared_gate_has_a_row_in_tables_and_none_among_the_connections_of_tasks(tmp_path: Path) -> None:
     network = ple(2, TopKGate, static_gate=True).eval()
-    tally, layer = Tally(len(TASKS)), network.levels[0]
+    tally, layer = RoutingStats(len(TASKS)), network.levels[0]
     tally.add(network(rows()).routings["levels.0"], 9)
     report = Report(["a", "b", "c"], {"levels.0": tally}, {}, Probabilities(), {})
     report.write_tables(tmp_path)
@@ -262,5 +262,5 @@ def test_the_products_that_comets_trees_need() -> None:
     """Hard trees of 4 leaves need 3 of 7 nodes, those of the shared gate over 8 leaves 4 of 15."""
     network = ple(2, partial(CometGate, k=1)).eval()
     harden(network)
-    found = [network.get_submodule(n).gate.needed(r.selectors) for n, r in network(rows()).routings.items()]
+    found = [network.get_submodule(n).gate.active_fraction(r.selectors) for n, r in network(rows()).routings.items()]
     assert found == pytest.approx([(3 * 3 + 4) / (3 * 7 + 15), 3 / 7])

@@ -25,7 +25,7 @@ from mtl.networks.routed import RoutedNetwork
 from mtl.networks.stem import STEM
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
-from mtl.use.program import Readable, export, exportable, made_up, save, save_onnx
+from mtl.use.program import Readable, export, exportable, random_inputs, save, save_onnx
 from tests.gate_cases import CASES, IDS, GateCase
 from tests.transformers import shake, transformer
 
@@ -84,7 +84,7 @@ def build(name: str) -> tuple[DataSpec, nn.Module, dict[str, Tensor]]:
     spec, make = NETWORKS[name]
     network = make().float()
     shake(network)
-    return spec, network.eval(), made_up(spec.inputs, 6)
+    return spec, network.eval(), random_inputs(spec.inputs, 6)
 
 
 def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs: dict[str, Tensor]) -> None:
@@ -137,7 +137,7 @@ class SomeGates(nn.Module):
 def test_program_of_other_gates(tmp_path: Path) -> None:
     torch.manual_seed(1)
     network = SomeGates().eval()
-    inputs = made_up({"id": Categorical(IDS), "x": Numeric(3)}, 7)
+    inputs = random_inputs({"id": Categorical(IDS), "x": Numeric(3)}, 7)
     program = save(export(exportable(network), inputs), tmp_path / "gates.pt2")
     for index, value in program(inputs).items():
         torch.testing.assert_close(value, network(inputs)[index], msg=lambda m, i=index: f"{GATES[int(i)].name}: {m}")
@@ -149,7 +149,7 @@ def test_names_of_columns_and_tasks_are_free(tmp_path: Path) -> None:
     columns = ("cat", "linear", "a", "output.bias", "a_prediction")
     names = ["a", "a_prediction", "sigmoid"]
     spec = DataSpec({name: Numeric(1) for name in columns}, [TaskSpec(name, "binary") for name in names])
-    network, inputs = mixture(spec, CometGate, DENSE).eval(), made_up(spec.inputs, 3)
+    network, inputs = mixture(spec, CometGate, DENSE).eval(), random_inputs(spec.inputs, 3)
     program = export(Readable(exportable(network)), inputs)
     check(save(program, tmp_path / "model.pt2"), network, inputs)
     session = save_onnx(program, list(inputs), names, tmp_path / "model.onnx")

@@ -75,7 +75,7 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
 def test_a_curve_of_a_csv_log(tmp_path: Path) -> None:
     (tmp_path / curves.CSV_LOG).parent.mkdir(parents=True)
     (tmp_path / curves.CSV_LOG).write_text("step,val/a/auroc,val/loss\n7,0.25,\n3,0.5,\n3,,2.0\n7,0.75,\n")
-    assert curves.read_course(tmp_path, "val/a/auroc").rows() == [(3, 0.5), (7, 0.75)]
+    assert curves.read_history(tmp_path, "val/a/auroc").rows() == [(3, 0.5), (7, 0.75)]
 
 
 def test_curves_are_smoothed_over_steps(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_difference_with_fewer_than_three_pairs_is_that_of_the_means(seed: int) 
     found, scipys = difference(mine, theirs), ttest_ind([*mine.values()], [*theirs.values()], equal_var=False)
     assert found is not None
     assert (found.mean, found.runs, found.pairs) == (pytest.approx(25 / 6 - 2.5), 2, 0)
-    assert (found.p, found.freedom) == (pytest.approx(scipys.pvalue), pytest.approx(scipys.df))
+    assert (found.p, found.df) == (pytest.approx(scipys.pvalue), pytest.approx(scipys.df))
     assert found.interval == pytest.approx(scipys.confidence_interval())
     assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 1, 0)
     assert difference({1: None}, {1: 1.0}) is None

@@ -16,7 +16,7 @@ from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.files.tables import Bold
 from mtl.report.runs import FINISHED, Runs, by_data, read_runs, with_means
-from mtl.report.settings import Settings, compare
+from mtl.report.settings import ComparisonTable, compare
 from mtl.report.statistics import Difference, delta_m
 from tests.run_folders import write_run
 
@@ -55,7 +55,7 @@ def many(num_tasks: int, num_settings: int, lacking: pl.Expr | None = None) -> R
     return Runs(with_means(table), "gate", main)
 
 
-def shown(comparison: Settings, width: int) -> str:
+def shown(comparison: ComparisonTable, width: int) -> str:
     console = Console(width=width)
     with console.capture() as captured:
         console.print(comparison.table().fitting(width))
@@ -102,7 +102,7 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
     assert any("by Welch's t test, bold if it excludes 0; 2 comparisons, not corrected" in line for line in table.notes)
 
 
-def losses(**settings: list[tuple[Any, Any, float]]) -> Settings:
+def losses(**settings: list[tuple[Any, Any, float]]) -> ComparisonTable:
     """Compare runs of some settings, each given as (seed, data.seed, loss)."""
     rows = [(name, FINISHED, *row) for name, own in settings.items() for row in own]
     columns = {

@@ -14,7 +14,7 @@ from optuna.trial import TrialState, create_trial
 
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.report.trials import SIZES, Budget, best_trials, budget, chances, draw, ratios, trials_needed
+from mtl.report.trials import SIZES, Budget, best_trials, budget, chances, draw, ratios, required_trials
 from mtl.tune.storage import open_storage
 from mtl.tune.trials import read_study, read_trials
 from tests.run_folders import write_run
@@ -52,9 +52,9 @@ def test_budgets_of_many_trials() -> None:
 
 def test_how_many_trials_another_gate_needs() -> None:
     good, bad = Budget("good", [3.0, 1.0, 0.5, 0.4], [4.0] * 4), Budget("bad", [5.0, 2.0, 1.0], [3.0] * 3)
-    assert trials_needed(good.validation, 1.0, higher=False) == 2
-    assert trials_needed(bad.validation, 0.4, higher=False) is None
-    assert trials_needed([0.5, 0.7], 0.6, higher=True) == 2
+    assert required_trials(good.validation, 1.0, higher=False) == 2
+    assert required_trials(bad.validation, 0.4, higher=False) is None
+    assert required_trials([0.5, 0.7], 0.6, higher=True) == 2
     table = ratios([good, bad], "validation", "validation loss", higher=False)
     assert table.header == ["trials of", "for good with 4", "for bad with 3"]
     assert table.rows == [["good", "-", "2 (1.5x fewer)"], ["bad", "not with 3", "-"]]

@@ -19,7 +19,7 @@ from mtl.cli.run import SOFTWARE
 from mtl.cli.run import run as train
 from mtl.cli.sweep import SweepTable
 from mtl.files.records import flatten, read_json
-from mtl.runs.commands import Line
+from mtl.runs.commands import CommandLine
 from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
 from tests.integration.helpers import compose_small, composed
@@ -191,7 +191,7 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     assert capsys.readouterr().out == ""  # no job has begun
     write_run(tmp_path / "0", ["gate=a"], None, log="12:00:00 ERROR mtl: NaN loss\n")
-    monkeypatch.setattr("mtl.runs.commands.LINE", Line(given=["-m", "gate=a,b"]))
+    monkeypatch.setattr("mtl.runs.commands.LINE", CommandLine(given=["-m", "gate=a,b"]))
     function(*given)
     printed = capsys.readouterr().out
     assert "0 failed: NaN loss" in printed
@@ -205,7 +205,7 @@ def test_baselines_differ_in_the_network_alone() -> None:
     ]
     for other in configs[1:]:
         changed = {key for key in configs[0].keys() | other.keys() if configs[0].get(key) != other.get(key)}
-        assert {key.partition(".")[0] for key in changed} == {"network", "label", "choices", "words"}
+        assert {key.partition(".")[0] for key in changed} == {"network", "label", "choices", "overrides"}
         assert {key for key in changed if key.startswith("choices")} == {"choices.network"}
         kept = {
             key: value for key, value in other.items() if key.startswith("network.") and not key.endswith("_target_")

@@ -17,12 +17,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import mtl
 from mtl.checks import InputError
 from mtl.cli import memory, resolvers
-from mtl.cli.errors import explain, lost_peer
-from mtl.cli.folder import claim, release
-from mtl.config.resume import is_harmless
-from mtl.files.records import own_file
+from mtl.cli.errors import explain, is_lost_peer
+from mtl.cli.folder import lock_run_folder, unlock_run_folder
+from mtl.config.resume import is_portable
+from mtl.files.records import checked_file
 from mtl.runs import commands
-from mtl.runs.console import LastingStream
+from mtl.runs.console import FaultTolerantStream
 from mtl.runs.signals import Stopped, StopSignals
 from tests.programs import Forked
 
@@ -49,52 +49,52 @@ def test_only_regular_files_inside_a_folder_are_its_own(tmp_path: Path) -> None:
     (run / "file").write_text("x" * 9)
     (run / "inside").symlink_to("file")
     for name in ("file", "inside"):
-        assert own_file(run / name, run, 9) == run / name
+        assert checked_file(run / name, run, 9) == run / name
         with pytest.raises(InputError, match=f"run/{name}: must be a regular file of at most 0 MiB inside {run}"):
-            own_file(run / name, run, 8)
+            checked_file(run / name, run, 8)
     os.mkfifo(run / "pipe")
     (run / "circle").symlink_to("circle")
     for name, target in (("device", "/dev/null"), ("out", outside), ("dangling", "nothing")):
         (run / name).symlink_to(target)
     for name in ("folder", "pipe", "circle", "device", "out", "dangling", "nothing", "../outside"):
         with pytest.raises(InputError, match="must be a regular file inside"):
-            own_file(run / name, run, math.inf)
+            checked_file(run / name, run, math.inf)
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "best.ckpt").symlink_to(outside)
     with pytest.raises(InputError, match=r"best.ckpt: must be a regular file inside"):
         mtl.load(run)
     (run / "train.log").symlink_to(outside)
     with pytest.raises(InputError, match=r"train.log: must be a regular file inside"):
-        claim(run, resumed=True)
+        lock_run_folder(run, resumed=True)
 
 
 def test_run_folder_has_one_owner(tmp_path: Path) -> None:
-    lock = claim(tmp_path, resumed=False)
-    other = Forked([], tmp_path.parent / "printed", main=partial(claim, tmp_path, resumed=False)).wait()
+    lock = lock_run_folder(tmp_path, resumed=False)
+    other = Forked([], tmp_path.parent / "printed", main=partial(lock_run_folder, tmp_path, resumed=False)).wait()
     assert other.status
     assert "another process is using it" in other.output
     lock.release()
-    claim(tmp_path, resumed=False).release()
+    lock_run_folder(tmp_path, resumed=False).release()
     (tmp_path / "config.yaml").write_text("seed: 0")
     (tmp_path / "checkpoints").mkdir()
-    claim(tmp_path, resumed=False).release()  # it ended before its first checkpoint
+    lock_run_folder(tmp_path, resumed=False).release()  # it ended before its first checkpoint
     for name in ("best.ckpt", "last.ckpt"):
         (tmp_path / "checkpoints" / name).touch()
         with pytest.raises(
             InputError, match=f"resume it with: python -m mtl train ckpt={tmp_path}/checkpoints/{name}; or"
         ):
-            claim(tmp_path, resumed=False)
-    claim(tmp_path, resumed=True).release()
+            lock_run_folder(tmp_path, resumed=False)
+    lock_run_folder(tmp_path, resumed=True).release()
 
 
 def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:
     for begun in (False, True):
         folder = tmp_path / "run"
-        lock = claim(folder, resumed=False)
+        lock = lock_run_folder(folder, resumed=False)
         (folder / "command.json").write_text("{}")
         if begun:
             (folder / "config.yaml").write_text("seed: 0")
-        release(folder, lock, delete_empty=True)
+        unlock_run_folder(folder, lock, delete_empty=True)
         assert folder.exists() == begun
 
 
@@ -107,13 +107,13 @@ class Broken(io.StringIO):
 
 
 def test_stream_outlives_its_reader() -> None:
-    stream = LastingStream(Broken())
+    stream = FaultTolerantStream(Broken())
     assert stream.write("abc") == 3
     stream.flush()
     print("more", file=stream)
     closed = io.StringIO()
     closed.close()
-    LastingStream(closed).write("abc")
+    FaultTolerantStream(closed).write("abc")
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_errors_are_sentences(error: BaseException, text: str, status: int) -> N
 
 
 def test_lost_process_is_recognised() -> None:
-    assert lost_peer(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6124"))
-    assert not lost_peer(RuntimeError("size mismatch"))
-    assert not lost_peer(torch.OutOfMemoryError("x"))
+    assert is_lost_peer(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6124"))
+    assert not is_lost_peer(RuntimeError("size mismatch"))
+    assert not is_lost_peer(torch.OutOfMemoryError("x"))
 
 
 def test_freed_memory_is_kept_and_without_glibc_nothing_happens(
@@ -181,9 +181,9 @@ def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch
         "callbacks.best.save_weights_only=true",
     ]
     words += ["gate.k=3", "trainer.max_epochs=2", "trainer=default", "paths.output_dir=out"]
-    kept = [word for word in words if not is_harmless(word)]
+    kept = [word for word in words if not is_portable(word)]
     assert kept == ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "paths.output_dir=out"]
-    monkeypatch.setattr(commands, "LINE", commands.Line(local=kept, searched=["file:///my conf"]))
+    monkeypatch.setattr(commands, "LINE", commands.CommandLine(local=kept, searched=["file:///my conf"]))
     signals = StopSignals()
     signals.number = 15
     with pytest.raises(Stopped) as stopped:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.length import Length, epochs_left, took_step
+from mtl.callbacks.length import PhaseLength, did_step, epochs_left
 from mtl.callbacks.lr_schedule import LearningRate, PlateauRate
 from mtl.callbacks.monitored import MonitorCheck
 from mtl.callbacks.reports import time_left
@@ -17,7 +17,7 @@ from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 
 from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
-from mtl.training.schedules import SHAPES, rate_factor
+from mtl.training.schedules import SHAPES, lr_factor_at
 from tests.standins import Recorder, trainer
 
 MIDDLE = {"constant": 1.0, "linear": 50.5, "log_linear": 10.0, "cosine": 50.5, "inverse_sqrt": 1 / math.sqrt(0.50005)}
@@ -47,7 +47,7 @@ HALF = math.sqrt(0.5) / 2
     ],
 )
 def test_rates_by_hand(options: Any, expected: list[float]) -> None:
-    assert [rate_factor(step, *options) for step in range(len(expected))] == pytest.approx(expected)
+    assert [lr_factor_at(step, *options) for step in range(len(expected))] == pytest.approx(expected)
 
 
 def test_one_cycle_is_that_of_torch() -> None:
@@ -57,7 +57,7 @@ def test_one_cycle_is_that_of_torch() -> None:
         optimizer, 1.0, 100, 0.3, "cos", cycle_momentum=False, div_factor=25, final_div_factor=400
     )
     for step in range(100):
-        ours = rate_factor(step, 29, 99, "cosine", 1e-4, "cosine", 1 / 25)
+        ours = lr_factor_at(step, 29, 99, "cosine", 1e-4, "cosine", 1 / 25)
         assert ours == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step() if step < 99 else None
@@ -113,11 +113,11 @@ def test_the_time_left_is_that_of_the_epochs_left() -> None:
 
 def test_lengths_count_optimiser_steps() -> None:
     accumulating = optimising(0, accumulate_grad_batches=4, max_epochs=5)  # steps on batches 4, 8 and 10
-    assert [batch for batch in range(10) if took_step(accumulating, batch)] == [3, 7, 9]
-    lengths = [Length("x", epochs=2), Length("x", fraction=0.4), Length("x", steps=5)]
+    assert [batch for batch in range(10) if did_step(accumulating, batch)] == [3, 7, 9]
+    lengths = [PhaseLength("x", epochs=2), PhaseLength("x", fraction=0.4), PhaseLength("x", steps=5)]
     assert [length.in_steps(accumulating) for length in lengths] == [6, 6, 5]
     accumulating.max_steps = 10
-    assert Length("x", fraction=0.5).in_steps(accumulating) == 5
+    assert PhaseLength("x", fraction=0.5).in_steps(accumulating) == 5
     assert rates_at(LearningRate("cosine"), optimising(3, accumulate_grad_batches=4)) == pytest.approx([0.05])
     assert rates_at(LearningRate(), optimising(0)) == [0.1]
     endless = optimising(0, max_epochs=-1)

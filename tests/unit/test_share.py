@@ -23,10 +23,10 @@ from mtl.networks.baselines import Grouped, SharedBottom
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
-from mtl.report.statistics import Difference, difference, runs_to_decide, with_delta
+from mtl.report.statistics import Difference, difference, required_runs, with_delta
 from mtl.sharing import grouping
-from mtl.sharing.answer import Gain, answer, chosen, confirm, corrected, gains, recommended
-from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
+from mtl.sharing.answer import SharingGain, answer, chosen, confirm, corrected, gains, recommended
+from mtl.sharing.grouping import pair_rounds, partition, predicted
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
 from tests.integration.helpers import compose_small
@@ -39,9 +39,9 @@ def partitions(items: list[int]) -> Any:
         yield []
         return
     for size in range(len(items)):
-        for mates in combinations(items[1:], size):
-            for rest in partitions([item for item in items[1:] if item not in mates]):
-                yield [(items[0], *mates), *rest]
+        for partners in combinations(items[1:], size):
+            for rest in partitions([item for item in items[1:] if item not in partners]):
+                yield [(items[0], *partners), *rest]
 
 
 def value(groups: Any, matrix: np.ndarray) -> float:
@@ -66,15 +66,17 @@ def test_partitions_are_the_best_ones(most: int | None, monkeypatch: pytest.Monk
 def test_rounds_have_each_pair_once(tasks: int) -> None:
     affinity = np.zeros((tasks, tasks))
     affinity[0, 1] = 1.0
-    rounds = rounds_of_pairs(affinity)
+    rounds = pair_rounds(affinity)
     pairs = sorted(group for each in rounds for group in each if len(group) == 2)
     assert pairs == list(combinations(range(tasks), 2))
     assert all(sorted(task for group in each for task in group) == list(range(tasks)) for each in rounds)
     assert (0, 1) in rounds[0]
 
 
-def gain(mean: float, error: float, p: float | None, mates: tuple[str, ...] = ("b",), count: int = 5) -> Gain:
-    return Gain("together", "a", mates, Difference(mean, error, count, count, count - 1, error * count**0.5), p)
+def gain(mean: float, error: float, p: float | None, partners: tuple[str, ...] = ("b",), count: int = 5) -> SharingGain:
+    return SharingGain(
+        "together", "a", partners, Difference(mean, error, count, count, count - 1, error * count**0.5), p
+    )
 
 
 def test_verdicts() -> None:
@@ -161,11 +163,11 @@ def test_splits_that_overlap_widen_the_interval() -> None:
         assert plain is not None
         assert found is not None
         assert found.error == pytest.approx((plain.error or 0) * math.sqrt((1 / 4 + 0.125) / (1 / 4)))
-        assert found.deviation == pytest.approx(plain.deviation)
-        assert (found.mean, found.freedom) == (plain.mean, plain.freedom)
-    assert runs_to_decide(1.0, 1.0) == 10
-    assert runs_to_decide(1.0, 1.0, overlap=0.05) > 15
-    assert runs_to_decide(1.0, 1.0, overlap=0.25) == math.inf
+        assert found.std == pytest.approx(plain.std)
+        assert (found.mean, found.df) == (plain.mean, plain.df)
+    assert required_runs(1.0, 1.0) == 10
+    assert required_runs(1.0, 1.0, overlap=0.05) > 15
+    assert required_runs(1.0, 1.0, overlap=0.25) == math.inf
     few = replace(gain(1.2, 0.5, 0.06), found=Difference(1.0, 0.6, 5, 5, 4, 1.0, overlap=0.25))
     assert few.advice == "more rows would tell, not more seeds"
 
@@ -325,15 +327,15 @@ def simulated_runs(problem: int, gain: bool, seeds: int = 8) -> Runs:
 
 @pytest.mark.parametrize("problems", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_simulated_gains_are_found_and_none_is_invented(problems: int) -> None:
-    mates = {name: {str(task): ["x"] for task in range(4)} for name in ("together", "groups", "pairs 1")}
+    partners = {name: {str(task): ["x"] for task in range(4)} for name in ("together", "groups", "pairs 1")}
     right, wrong, told = 0, 0, 0
     for gain in (True, False):
         for problem in range(problems):
             runs = simulated_runs(problem, gain)
-            values, by = ({n: runs.values(n, c) for n in ("alone", *mates)} for c in ("test/delta_m", "val/delta_m"))
+            values, by = ({n: runs.values(n, c) for n in ("alone", *partners)} for c in ("test/delta_m", "val/delta_m"))
             advised = recommended(by, values, runs.overlap)[0]
             right, wrong = right + (gain and advised == "groups"), wrong + (not gain and advised != "alone")
-            answers = confirm(runs, gains(runs, mates, "val"))
+            answers = confirm(runs, gains(runs, partners, "val"))
             told += not gain and any(each.verdict == "share" for each in answers)
     print(f"right {right} of {problems}, invented {wrong}, tasks told to share without a gain in {told}")
     assert right >= 0.8 * problems

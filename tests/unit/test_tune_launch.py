@@ -252,7 +252,7 @@ def test_a_run_is_stopped_when_the_worker_dies(monkeypatch: pytest.MonkeyPatch) 
     stopped = threading.Event()
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     try:
-        run = channel.RunEnd()
+        run = channel.TrialChannel()
         assert not stopped.wait(0.05)
         ours.close()
         assert stopped.wait(5)

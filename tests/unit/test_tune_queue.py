@@ -263,7 +263,7 @@ def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
     ("change", "message"),
     [
         ({"space": SPACE | {"gate.k": [1, 2]}}, r"space.gate.k was \[1, 2, 4\], is \[1, 2\]"),
-        ({"overrides": ["data=y"]}, "words.data was data=x, is data=y"),
+        ({"overrides": ["data=y"]}, "overrides.data was data=x, is data=y"),
         ({"seed": 1}, "seed was 0, is 1"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.verdicts import BINARY, RESAMPLES, Verdict, judge, judge_search, seeds_to_decide
+from mtl.paper.verdicts import BINARY, RESAMPLES, Verdict, judge, judge_search, required_seeds
 from mtl.report.statistics import FEWEST, POWER, SIGNIFICANCE
 from tests.conftest import ROOT
 
@@ -203,7 +203,7 @@ def test_the_number_of_trials_by_hand() -> None:
 @pytest.mark.parametrize("apart", [0.5, 1.0, 2.0])
 def test_the_number_of_seeds_that_decides_does_so(apart: float) -> None:
     """With as many pairs, the power is at least 80 %, and with one less it is below, whatever the spread."""
-    count = int(seeds_to_decide(apart, 1.0).split()[1])
+    count = int(required_seeds(apart, 1.0).split()[1])
     random = np.random.default_rng(1)
     for seeds, least, most in ((count, 0.79, 1.0), (count - 1, 0.0, 0.8)):
         rows = apart + random.standard_normal((4000, seeds))

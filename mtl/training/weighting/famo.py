@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtl.distributed import world_size
 from mtl.networks.base import MultiTaskNetwork
-from mtl.options import NotNegative, Positive, validated
+from mtl.options import NonNegative, Positive, validated
 from mtl.training.weighting.base import TaskLosses, Weighting, by_task
 
 SMALLEST = 1e-8  # loss of a task
@@ -39,7 +39,7 @@ class FAMO(Weighting):
         network: MultiTaskNetwork,
         num_tasks: int,
         lr: Positive = 0.025,
-        weight_decay: NotNegative = 1e-3,
+        weight_decay: NonNegative = 1e-3,
         seed: int = 0,
     ) -> None:
         super().__init__(network, num_tasks, seed)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.networks.base import MultiTaskNetwork
-from mtl.options import NotNegative, validated
+from mtl.options import NonNegative, validated
 from mtl.training.weighting.base import TaskLosses, by_task
 from mtl.training.weighting.jacobian import JacobianWeighting
 
@@ -28,7 +28,7 @@ class GradNorm(JacobianWeighting):
     first: Tensor
 
     @validated
-    def __init__(self, network: MultiTaskNetwork, num_tasks: int, alpha: NotNegative = 1.5, seed: int = 0) -> None:
+    def __init__(self, network: MultiTaskNetwork, num_tasks: int, alpha: NonNegative = 1.5, seed: int = 0) -> None:
         super().__init__(network, num_tasks, seed)
         self.alpha = alpha
         self.logits = nn.Parameter(torch.zeros(num_tasks))
