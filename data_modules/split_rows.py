@@ -14,9 +14,9 @@ from torch import Tensor
 from mtl.checks import InputError, require
 
 from .splits import SPLITS, require_rows
-from .tables.columns import as_text, cell, parse
-from .tables.dates import SECONDS_PER_DAY, dates
-from .tables.kinds import check_type, format_of
+from .tables.cells import Cells, as_text, parse
+from .tables.dates import SECONDS_PER_DAY
+from .tables.kinds import format_of
 from .tables.options import TableOptions
 from .tables.row_source import Block, RowSource
 
@@ -76,11 +76,12 @@ def read_splits(source: RowSource, column: str) -> dict[str, Tensor]:
     names = []
     for block in source.blocks(None):
         rows = source.read(block, [column])
-        check_type(rows[column], block.file, f" to {', '.join(SPLITS)}")
-        text = as_text(rows[column])
+        cells = Cells(rows, column, block.file)
+        cells.check_type(f" to {', '.join(SPLITS)}")
+        text = as_text(cells.column)
         bad = (text.is_null() | ~text.is_in(SPLITS)).arg_true()
         if len(bad):
-            raise InputError(f"{cell(rows, column, bad[0], block.file)}; accepted are {', '.join(SPLITS)}")
+            raise InputError(f"{cells.describe(bad[0])}; accepted are {', '.join(SPLITS)}")
         names.append(text)
     every = pl.concat(names)
     return {name: torch.from_numpy((every == name).arg_true().to_numpy().astype(np.int64)) for name in SPLITS}
@@ -114,16 +115,16 @@ def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     texts, form = source.schema[column] == pl.String, ""
     every = pl.concat([source.read(block, [column]) for block in blocks]) if texts else pl.DataFrame()
     if texts and parse(every[column]).null_count():  # dates, in the one format that fits those of all files
-        form = format_of(every[column], options, "date", lambda row: cell(every, column, row, source.here))
+        form = format_of(Cells(every, column, source.here), options, "date")
     times = []
     for block in blocks:
         rows = source.read(block, [column])
-        check_type(rows[column], block.file, "", "date")
+        cells = Cells(rows, column, block.file)
+        cells.check_type("", "date")
         _check_filled(rows, column, block, "data.split.by=time needs the time of each row")
         numbers = parse(rows[column])
         if numbers.null_count():
-            days = dates(rows, column, block.file, None, form)
-            numbers = days.dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
+            numbers = cells.dates(form).dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
         times.append(numbers.cast(pl.Float64))
     return torch.from_numpy(pl.concat(times).to_numpy().copy())
 
@@ -136,7 +137,7 @@ def read_groups(source: RowSource, column: str) -> Tensor:
     texts = []
     for block in source.blocks(None):
         rows = source.read(block, [column])
-        check_type(rows[column], block.file, " to single values", "date")
+        Cells(rows, column, block.file).check_type(" to single values", "date")
         rows = rows.with_columns(as_text(rows[column]).replace("", None))
         _check_filled(rows, column, block, "data.split.by=group needs the group of each row")
         texts.append(rows[column])
@@ -146,4 +147,4 @@ def read_groups(source: RowSource, column: str) -> Tensor:
 def _check_filled(rows: pl.DataFrame, column: str, block: Block, why: str) -> None:
     empty = rows[column].is_null().arg_true()
     if len(empty):
-        raise InputError(f"{cell(rows, column, empty[0], block.file)}: {why}")
+        raise InputError(f"{Cells(rows, column, block.file).describe(empty[0])}: {why}")

@@ -23,13 +23,12 @@ from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, 
 from .splits import by_split, files_to_read, group_split, random_split, time_split
 from .state import reading_state, spec_of
 from .stream import BLOCKS, StreamedRows, concat_batches
+from .tables.cells import Cells, as_text
 from .tables.chained import chained, tasks_filled_after
-from .tables.columns import as_text, cell, numbers
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import DATES
 from .tables.growing import check_kept, grown, tasks_of
-from .tables.kinds import check_type
 from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
 from .tables.learning import learn
 from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
@@ -193,9 +192,9 @@ class TableDataModule(TensorDataModule):
         spec = self._learn(rows["train"]) if self.row_encoder is None else self.spec
         assert self.row_encoder is not None
         if self.window_rows is None:
-            self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
+            self.row_encoder.remarks.invalid.clear()  # encoding the rows of all splits counts them again
         splits = {name: self._served(rows[name], spec.tasks, name != "train") for name in self.wanted}
-        self.row_encoder.bad.report()
+        self.row_encoder.remarks.report_invalid()
         self.warn_of_trained_file()
         sources = {name: rows[name].source.here for name in splits}
         for here in dict.fromkeys(sources.values()):
@@ -384,7 +383,7 @@ class TableDataModule(TensorDataModule):
         if self.group_column is None:
             return None
         assert self.row_encoder is not None
-        check_type(frame[self.group_column], where, " to single values", "date")
+        Cells(frame, self.group_column, where).check_type(" to single values", "date")
         text = as_text(frame[self.group_column]).replace(list({"", *self.row_encoder.empty}), None)
         numbers = pl.when(text.is_null()).then(-1).otherwise((text.hash(seed=0) // 2).cast(pl.Int64))
         return torch.from_numpy(pl.select(numbers).to_series().to_numpy(writable=True))
@@ -418,11 +417,12 @@ class TableDataModule(TensorDataModule):
 
 def read_weights(frame: pl.DataFrame, name: str, where: str, form: str = "") -> Tensor:
     """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
-    check_type(frame[name], where, " to weights")
-    column = numbers(frame, name, where, form=form)
+    cells = Cells(frame, name, where)
+    cells.check_type(" to weights")
+    column = cells.numbers(form)
     bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
     if len(bad):
-        raise InputError(f"{cell(frame, name, bad[0], where)} is not a weight, a number from 0 to {HEAVIEST:g}")
+        raise InputError(f"{cells.describe(bad[0])} is not a weight, a number from 0 to {HEAVIEST:g}")
     return torch.from_numpy(column.to_numpy(writable=True))
 
 

@@ -18,7 +18,7 @@ from mtl.types import RANKING, TaskSpec, metric_family
 from .files.reading import regular_size
 from .splits import SPLITS, by_split, files_to_read, random_split, require_rows
 from .table import OPTION
-from .tables.columns import as_text, named
+from .tables.cells import as_text, named
 from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, LabelRules, TargetOptions
 from .tables.options import Fractions, Separator

@@ -12,7 +12,7 @@ from mtl.chains import chain
 from mtl.checks import InputError
 from mtl.types import TaskSpec
 
-from .columns import cell
+from .cells import Cells
 from .inferring import Blocks
 from .labels import TargetOptions
 
@@ -58,7 +58,7 @@ def chained(
         wrong = (never & (own == 1)).nonzero()
         if len(wrong):
             number, before = int(wrong[0]), column[task.after]
-            here = cell(frame, task.column, number, where)
+            here = Cells(frame, task.column, where).describe(number)
             raise InputError(
                 f"{here}: a row cannot have {task.name} without {task.after}, and its column {before!r} is "
                 f"{frame[before][number]!r}; correct or empty one of the two cells"

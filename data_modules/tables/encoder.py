@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import polars as pl
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import join_names, require
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
-from .columns import UNKNOWN, BadCells, CategoryEncoder, NumberEncoder, as_text, named, numbers, scaled
-from .dates import AGE, dates, part_names, parts_of
+from .cells import Cells, Remarks, as_text, named
+from .dates import AGE, part_names, parts_of
 from .formats import write_number
 from .histograms import Histogram, category_counts, number_counts
-from .kinds import Kind, check_type
+from .kinds import Kind
 from .lists import UNKNOWN as UNKNOWN_ELEMENT
 from .lists import ListEncoder, listed
 from .options import OnInvalid
 from .row_source import RowSource
+from .scale import Scale, scaled
+from .vocabulary import UNKNOWN, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +44,7 @@ class TableEncoder(RowEncoder):
     ``categorical``: the vocabulary of each categorical column. ``numeric``: the scaling of each numeric column. Both
     include the parts of dates, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
     the vocabulary of each column of lists or texts. ``on_invalid``: with "missing", a cell that should be a number or
-    date and is not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the
-    columns of which a warning has said that most cells are unknown. ``unusual``: the number of encoded cells by
-    (kind, column), see ``unusual_cells``.
+    date and is not becomes a missing value, which ``remarks`` count; with "error" it raises InputError.
 
     ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
 
@@ -57,8 +56,8 @@ class TableEncoder(RowEncoder):
     ``histograms``: of each column in the training rows; empty in checkpoints that were written before there were any.
     """
 
-    categorical: dict[str, CategoryEncoder]
-    numeric: dict[str, NumberEncoder]
+    categorical: dict[str, Vocabulary]
+    numeric: dict[str, Scale]
     dates: dict[str, datetime] = field(default_factory=dict)
     elements: dict[str, ListEncoder] = field(default_factory=dict)
     on_invalid: OnInvalid = "error"
@@ -68,16 +67,16 @@ class TableEncoder(RowEncoder):
     null_values: Sequence[str] = ()
     from_text: bool = True
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    bad: Annotated[BadCells, Field(exclude=True)] = field(default_factory=BadCells, compare=False, repr=False)
-    warned: Annotated[set[str], Field(exclude=True)] = field(default_factory=set, compare=False, repr=False)
-    unusual: Annotated[Counter[tuple[str, str]], Field(exclude=True)] = field(
-        default_factory=Counter, compare=False, repr=False
-    )
 
-    def prepared(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
+    @cached_property
+    def remarks(self) -> Remarks:
+        """What is odd about the cells that were encoded."""
+        return Remarks(self.on_invalid)
+
+    def prepared(self, frame: pl.DataFrame, where: str, remarks: Remarks) -> pl.DataFrame:
         """Return ``frame`` with its rows numbered, empty cells as null, and the parts of its dates as columns.
 
-        ``bad`` counts cells that should be dates and are not; without it, they raise InputError, as missing columns do.
+        Raises InputError for missing columns and, unless ``remarks`` allow them, for cells that should be dates.
         """
         frame = numbered(frame)
         check_columns(named(frame), self.columns, where)
@@ -85,9 +84,10 @@ class TableEncoder(RowEncoder):
         chosen = pl.selectors.by_name(*texts) & pl.selectors.string()
         frame = frame.with_columns(chosen.replace(list(self.null_values), None))
         for name, kind in self._kinds.items():
-            check_type(frame[name], where, ignoring(name), kind)
+            Cells(frame, name, where).check_type(ignoring(name), kind)
         for name, newest in self.dates.items():
-            frame = frame.with_columns(parts_of(dates(frame, name, where, bad, self.formats.get(name, "")), newest))
+            dates = Cells(frame, name, where, remarks).dates(self.formats.get(name, ""))
+            frame = frame.with_columns(parts_of(dates, newest))
         return frame
 
     @property
@@ -151,44 +151,41 @@ class TableEncoder(RowEncoder):
         column and, unless ``on_invalid`` is "missing", for a cell that cannot be read as a number or date; the message
         names the row.
         """
-        bad = self.bad if self.on_invalid == "missing" else None
-        frame = self.prepared(frame, where, bad)
+        frame = self.prepared(frame, where, self.remarks)
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
         self._warn_of_unknown(inputs, where)
-        self.unusual.update({(UNSEEN, name): int((ids == UNKNOWN).sum()) for name, ids in inputs.items()})
+        self.remarks.unusual.update({(UNSEEN, name): int((ids == UNKNOWN).sum()) for name, ids in inputs.items()})
         inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
-            values = numbers(frame, name, where, bad, self.formats.get(name, ""))
-            self.unusual[FAR, name] += scaling.far(values)
-            parts += scaled(frame, name, where, scaling, values)
+            cells = Cells(frame, name, where, self.remarks)
+            values = cells.numbers(self.formats.get(name, ""))
+            self.remarks.unusual[FAR, name] += scaling.far(values)
+            parts += scaled(cells, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 
     def histograms_of(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
         """Return the histogram of each column in the training rows and in ``frame``. Raises InputError."""
-        return self.histograms_in(self.prepared(frame, where, self.unreported()), where)
-
-    def unreported(self) -> BadCells | None:
-        """Return what counts bad cells that ``encode`` reports already; None: they are errors."""
-        return BadCells() if self.on_invalid == "missing" else None
+        return self.histograms_in(self.prepared(frame, where, Remarks(self.on_invalid)), where)
 
     def histograms_in(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
         """Return ``histograms_of`` a ``prepared`` frame."""
-        bad, pairs = self.unreported(), dict[str, tuple[Histogram, Histogram]]()
+        pairs = dict[str, tuple[Histogram, Histogram]]()
         for name, then in self.histograms.items():
             mean = None
             if name in self.elements:
                 lists = self.elements[name]
-                cells = listed(frame[name], lists.separator, self.empty).list.unique().explode().drop_nulls()
-                ids, missing = lists.vocabulary.encode(cells), frame[name].null_count()
+                elements = listed(frame[name], lists.separator, self.empty).list.unique().explode().drop_nulls()
+                ids, missing = lists.vocabulary.encode(elements), frame[name].null_count()
                 counts = category_counts(ids, lists.vocabulary, missing, then.frequent or ())
             elif name in self.numeric:
-                scaling, values = self.numeric[name], numbers(frame, name, where, bad, self.formats.get(name, ""))
+                scaling, cells = self.numeric[name], Cells(frame, name, where, Remarks(self.on_invalid))
+                values = cells.numbers(self.formats.get(name, ""))
                 counts, mean = number_counts(values, scaling.edges), scaling.mean_of(values)
             elif name in self.categorical:
-                cells = as_text(frame[name])
-                known, missing = self.categorical[name], cells.null_count()
-                counts = category_counts(known.encode(cells.drop_nulls()), known, missing, then.frequent or ())
+                texts = as_text(frame[name])
+                known, missing = self.categorical[name], texts.null_count()
+                counts = category_counts(known.encode(texts.drop_nulls()), known, missing, then.frequent or ())
             else:
                 counts = number_counts(frame[f"{name} {AGE}"].fill_null(float("nan")), ())
             pairs[name] = then, Histogram(counts.tolist(), len(frame), then.frequent, mean)
@@ -196,29 +193,29 @@ class TableEncoder(RowEncoder):
 
     def _warn_of_unknown(self, ids: Mapping[str, Tensor], where: str) -> None:
         """Warn, once for each column, if most cells are of no known category, as if written in another way."""
-        for name in ids.keys() - self.warned:
+        for name in ids.keys() - self.remarks.warned:
             unknown, count = int((ids[name] == UNKNOWN).sum()), len(ids[name])
             if count >= FEW and 2 * unknown > count:
-                self.warned.add(name)
+                self.remarks.warned.add(name)
                 here = f"{where}, column {name!r}"
                 logger.warning("%s: %d of %d cells are unknown or rare categories", here, unknown, count)
 
     def unusual_cells(self) -> str:
         parts = []
         for what in (UNSEEN, FAR):
-            counts = {name: count for (kind, name), count in self.unusual.items() if kind == what and count}
+            counts = {name: count for (kind, name), count in self.remarks.unusual.items() if kind == what and count}
             columns = join_names(f"{name} {count:,}" for name, count in counts.items())
             parts += [f"{what}: {sum(counts.values()):,} ({columns})"] if counts else []
         return "; ".join(parts)
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         """Yield blocks of the rows of a file, each with the share of the file read so far; then report odd cells."""
-        self.unusual.clear()
+        self.remarks.unusual.clear()
         try:
             # ``encode`` knows which texts are empty
             yield from RowSource.one_file(path, separator=self.separator, null_values=()).with_progress()
         finally:
-            self.bad.report()
+            self.remarks.report_invalid()
             if found := self.unusual_cells():
                 logger.warning("%s, %s", path, found)
 

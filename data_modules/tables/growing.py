@@ -12,7 +12,7 @@ import polars as pl
 from mtl.checks import format_value, join_names, require
 from mtl.types import TaskSpec
 
-from .columns import MISSING, UNKNOWN, CategoryEncoder, as_text
+from .cells import MISSING, Remarks, as_text
 from .encoder import TableEncoder
 from .histograms import Histogram, merge, of_training
 from .inferring import ROWS_PER_WORD, Blocks
@@ -20,6 +20,7 @@ from .labels import TargetOptions
 from .lists import listed
 from .options import TableOptions
 from .statistics import Counts
+from .vocabulary import UNKNOWN, Vocabulary
 
 ANEW = "with data.keep_encoding=false, the encoding is learnt anew"
 
@@ -35,7 +36,7 @@ def grown(encoder: TableEncoder, blocks: Blocks, options: TableOptions) -> tuple
     longest = {name: one.length for name, one in encoder.elements.items()}
     histograms, rows = dict[str, list[Histogram]](), 0  # of each block
     for raw, where in blocks(encoder.columns):
-        frame = encoder.prepared(raw, where, encoder.unreported())
+        frame = encoder.prepared(raw, where, Remarks(encoder.on_invalid))
         for name, (_, now) in encoder.histograms_in(frame, where).items():
             histograms.setdefault(name, []).append(now)
         rows += len(frame)
@@ -62,7 +63,7 @@ def grown(encoder: TableEncoder, blocks: Blocks, options: TableOptions) -> tuple
         most = options.vocabulary.max_size
         room = len(enough) if most is None else max(0, most - len(known.values))
         new = sorted(enough["value"].head(room).to_list())
-        after |= dict.fromkeys(names, CategoryEncoder([*known.values, *new], known.added + len(new)))
+        after |= dict.fromkeys(names, Vocabulary([*known.values, *new], known.added + len(new)))
         # Known categories stay known, however rare they are in these rows
         table = table.with_columns(all=pl.when(is_new).then("all").otherwise(pl.lit(math.inf)))
         for name in names:

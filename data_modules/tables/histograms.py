@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 from torch import Tensor
 
-from .columns import MISSING, UNKNOWN, CategoryEncoder
+from .cells import MISSING
+from .vocabulary import UNKNOWN, Vocabulary
 
 Counted = np.ndarray[Any, Any]
 BINS = 50  # for the known categories of a column without a bin of their own; these are at most as many
@@ -20,10 +21,10 @@ BINS = 50  # for the known categories of a column without a bin of their own; th
 class Histogram:
     """How many cells of ``rows`` rows are in each bin; the last bin is for empty cells.
 
-    Numbers, also those that are categories too, have the bins between the ``edges`` of their ``NumberEncoder``, and
+    Numbers, also those that are categories too, have the bins between the ``edges`` of their ``Scale``, and
     dates a single one: later rows always have later dates. ``frequent``: the ids of the categories that have a bin of
     their own, see ``category_counts``, None for numbers and dates; of lists and texts, the elements are counted.
-    ``mean``: of the numbers, moved into ``NumberEncoder.bounds``.
+    ``mean``: of the numbers, moved into ``Scale.bounds``.
     """
 
     counts: list[int]
@@ -52,7 +53,7 @@ def number_counts(values: pl.Series, edges: Sequence[float]) -> Counted:
 
 
 def category_counts(
-    ids: Tensor, encoder: CategoryEncoder, missing: int, frequent: Sequence[int], counts: Counted | None = None
+    ids: Tensor, vocabulary: Vocabulary, missing: int, frequent: Sequence[int], counts: Counted | None = None
 ) -> Counted:
     """Return the counts of a ``Histogram`` from ``ids [N]``, each of which occurs ``counts [N]`` times (None: once).
 
@@ -61,32 +62,30 @@ def category_counts(
     shows. With the most frequent ones instead, however rare, luck would choose, their counts would be too high, and new
     rows would seem to have changed.
     """
-    others = np.setdiff1d(np.arange(UNKNOWN + 1, UNKNOWN + 1 + len(encoder.values)), frequent)
-    bins = np.full(UNKNOWN + 1 + len(encoder.values), len(frequent) + min(BINS, len(others)))  # that of unknown ones
+    others = np.setdiff1d(np.arange(UNKNOWN + 1, UNKNOWN + 1 + len(vocabulary.values)), frequent)
+    bins = np.full(UNKNOWN + 1 + len(vocabulary.values), len(frequent) + min(BINS, len(others)))  # that of unknown ones
     bins[list(frequent)] = np.arange(len(frequent))
     bins[others] = len(frequent) + np.arange(len(others)) % BINS
     return np.append(np.bincount(bins[ids.numpy()], counts, bins[UNKNOWN] + 1).astype(np.int64), missing)
 
 
-def of_training(
-    table: pl.DataFrame, min_count: int, encoder: CategoryEncoder, rows: int, missing: int = 0
-) -> Histogram:
+def of_training(table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, rows: int, missing: int = 0) -> Histogram:
     """Return the histogram of the categories of a column in the training rows.
 
     A training row whose category would be unknown without it counts as unknown: that is the share of unknown ones to
     expect in new rows (Good 1953). ``table`` has the columns value, count, and all: how often the category occurs where
-    ``encoder`` was learnt, in which it needs ``min_count`` occurrences, and more than each category that was left out.
-    ``missing``: the number of empty cells that are not in ``table``.
+    ``vocabulary`` was learnt, in which it needs ``min_count`` occurrences, and more than each category that was left
+    out. ``missing``: the number of empty cells that are not in ``table``.
     """
     empty = pl.col("value") == MISSING
     missing += int(table.filter(empty)["count"].sum())
     table = table.filter(~empty)
-    ids, occurrences = encoder.encode(table["value"]), table["all"].to_numpy()
+    ids, occurrences = vocabulary.encode(table["value"]), table["all"].to_numpy()
     needed = max(min_count, occurrences[ids.numpy() == UNKNOWN].max(initial=0))
     ids[occurrences <= needed] = UNKNOWN
     counts = table["count"].to_numpy()
     frequent = np.sort(ids.numpy()[(ids.numpy() != UNKNOWN) & (counts * BINS >= counts.sum())]).tolist()
-    return Histogram(category_counts(ids, encoder, missing, frequent, counts).tolist(), rows, frequent)
+    return Histogram(category_counts(ids, vocabulary, missing, frequent, counts).tolist(), rows, frequent)
 
 
 def merge(blocks: Sequence[Histogram]) -> Histogram:

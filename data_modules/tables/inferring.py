@@ -12,14 +12,16 @@ import polars as pl
 
 from mtl.checks import InputError, require
 
-from .columns import MISSING, BadCells, CategoryEncoder, NumberEncoder, advice, as_text, cell, numbers, parse
-from .dates import AGE, PARTS, dates, parse_dates, parts_of
+from .cells import MISSING, Cells, Remarks, as_text, parse, parse_dates
+from .dates import AGE, PARTS, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
 from .histograms import Histogram, number_counts, of_training
-from .kinds import MOST, Kind, check_type, format_of, given_kind, is_named, kind_of
+from .kinds import MOST, Kind, format_of, given_kind, is_named, kind_of
 from .lists import ListEncoder, listed
 from .options import TableOptions
+from .scale import Scale, advice
 from .statistics import Counts, Moments, bounds_of, edges_of
+from .vocabulary import Vocabulary
 
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
 Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
@@ -40,7 +42,7 @@ class ColumnLearner:
     name: str
     options: TableOptions
     empty: Sequence[str]
-    bad: BadCells | None
+    remarks: Remarks
     kind: Kind | None = None
     why: str = ""
     form: str = ""
@@ -63,16 +65,17 @@ class ColumnLearner:
 
     def count(self, frame: pl.DataFrame, where: str) -> None:
         """Count the values of a block of training rows."""
-        column = frame[self.name]
+        cells = Cells(frame, self.name, where, Remarks(self.options.on_invalid))  # the second pass reports them
+        column = cells.column
         if self.first is None:
-            check_type(column, where, ignoring(self.name), None)
+            cells.check_type(ignoring(self.name), None)
             self.first, self.kind = column[:1], given_kind(column, self.options)
             self.repeats = self.options.of(self.name).ids
-            check_type(column, where, ignoring(self.name), self.kind)
+            cells.check_type(ignoring(self.name), self.kind)
             target = self.options.of(self.name).target
             self.why = f"compared with {target}" if target else "given" if self.name in self.options.named else ""
             kind = "number" if self.repeats else self.kind
-            self.form = format_of(column, self.options, kind, lambda row: cell(frame, self.name, row, where))
+            self.form = format_of(cells, self.options, kind)
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
         if self.kind in ("list", "text"):
@@ -82,11 +85,11 @@ class ColumnLearner:
             self.elements.add(lists.list.unique().explode().drop_nulls())
             self.counts = None
             if self.kind == "text" and not self.has_text:
-                cells = as_text(column)
-                bare = parse(cells).is_null() & parse_dates(cells).is_null() & cells.is_not_null()
+                texts = as_text(column)
+                bare = parse(texts).is_null() & parse_dates(texts).is_null() & texts.is_not_null()
                 self.has_text = bool(bare.any())
         elif self.kind == "date":
-            self._note(dates(frame, self.name, where, self.bad and BadCells(), self.form))
+            self._note(cells.dates(self.form))
         if self.kind in ("number", "date") and self.counts is not None and self.counts.fewest > MANY:
             self.counts = None
         if self.counts is not None:
@@ -135,7 +138,7 @@ class ColumnLearner:
         for frame, where in blocks([self.name]):
             found = wanted(frame[self.name]).arg_true()
             if len(found):
-                return cell(frame, self.name, found[0], where)
+                return Cells(frame, self.name, where).describe(found[0])
         return f"column {self.name!r}"
 
     @property
@@ -158,12 +161,13 @@ class ColumnLearner:
 
     def measure(self, frame: pl.DataFrame, where: str) -> None:
         """Measure the numbers or the dates of a block. Raises InputError, which names the first bad cell."""
+        cells = Cells(frame, self.name, where, self.remarks)
         if self.kind == "number" or self.repeats:
-            values = numbers(frame, self.name, where, self.bad, self.form)
+            values = cells.numbers(self.form)
             self.moments.add(values, *self.range)
             self.binned = self.binned + number_counts(values, self.edges)
             return
-        found = dates(frame, self.name, where, self.bad, self.form)
+        found = cells.dates(self.form)
         require(self.newest is not None, f"{where}, column {self.name!r}: no cell of the training rows is a date")
         assert self.newest is not None
         *parts, age = parts_of(found, self.newest)
@@ -204,7 +208,7 @@ class ColumnLearner:
                     encoder.categorical[part] = self._vocabulary(counts)
                 elif distinct > 1:  # as categories, the other months would be unknown; all are on one scale
                     uniform, gaps = (high - low) / math.sqrt(12), values.null_count() > 0
-                    encoder.numeric[part] = NumberEncoder((low + high) / 2, uniform, gaps, edges=[low, high])
+                    encoder.numeric[part] = Scale((low + high) / 2, uniform, gaps, edges=[low, high])
             encoder.numeric[f"{name} {AGE}"] = self._scaling(blocks)
         else:
             assert self.counts is not None
@@ -229,14 +233,14 @@ class ColumnLearner:
         least = self.options.vocabulary.min_count
         return max(least, ROWS_PER_WORD) if self.kind == "text" else least
 
-    def _vocabulary(self, counts: Counts) -> CategoryEncoder:
+    def _vocabulary(self, counts: Counts) -> Vocabulary:
         """Return the ``max_size`` most frequent categories of at least ``min_count`` training rows, sorted."""
         least, most = self._least, self.options.vocabulary.max_size or (WORDS if self.kind == "text" else None)
         sums = _by_text(self.alike or [counts])
         enough = sums.filter(pl.col("count") >= least).sort(-pl.col("count").cast(pl.Int64), "value")
-        return CategoryEncoder(sorted(enough["value"].head(most or len(enough)).to_list()))
+        return Vocabulary(sorted(enough["value"].head(most or len(enough)).to_list()))
 
-    def _scaling(self, blocks: Blocks) -> NumberEncoder:
+    def _scaling(self, blocks: Blocks) -> Scale:
         """Return the scaling of the measured numbers. Raises InputError, which names a cell that is too large."""
         found = self.moments
         if not (math.isfinite(found.mean) and math.isfinite(found.std)):
@@ -248,7 +252,7 @@ class ColumnLearner:
             )
         # Later rows too may have dates such as 9999-12-31, which stand for none
         bounds = self.range if self.kind == "date" and math.isfinite(self.range[0]) else found.bounds
-        return NumberEncoder(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds, self.edges)
+        return Scale(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds, self.edges)
 
 
 def _by_text(counts: Sequence[Counts]) -> pl.DataFrame:

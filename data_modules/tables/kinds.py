@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 import polars as pl
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError
 
-from .columns import expected_number, parse
-from .dates import expected_date, is_date, parse_dates
+from .cells import Cells, expected_date, expected_number, is_date, is_list, parse, parse_dates
 from .formats import DATES, Fit, best, number_formats, some
-from .lists import is_list
 from .options import TableOptions
 
 Kind = Literal["category", "number", "date", "list", "text", "identifier", "free text"]
@@ -26,7 +24,6 @@ ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows of
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
 FEW = 32  # and have no more values than this, are taken for categories,
 MOST = 256  # and from three up to so many values have both an id and a place on the scale of numbers
-EXACT = 2.0**53  # whole numbers from here on may be rounded in Float64
 UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
 WORDS = 3.0  # free text has more words than this in a cell, on average,
 DISTINCT = 0.5  # and more than this share of its cells are distinct
@@ -49,23 +46,6 @@ def given_kind(column: pl.Series, options: TableOptions) -> Kind | None:
     if is_list(column):
         return "list"
     return None if column.dtype == pl.String or column.dtype.is_numeric() else "category"
-
-
-def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "number") -> None:
-    """Raise InputError if the type of a column does not fit one of ``kind``, None: any; ``hint`` ends the message.
-
-    Text, numbers and booleans fit all: their cells are looked at later.
-    """
-    dtype = column.dtype
-    fits = dtype in (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum) or dtype.is_numeric()
-    fits = fits or (is_date(column) and kind in (None, "date", "category"))
-    fits = fits or (is_list(column) and kind in (None, "list"))
-    others = {None: ", date, or list of texts or whole numbers", "date": ", or date", "list": ", or list of such"}
-    neither = f"is neither text nor number{others.get(kind, '')}"
-    require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
-    largest: Any = column.abs().max() if kind == "category" and dtype.is_float() else 0.0
-    rounded = f"it holds categories as {dtype}, some beyond 2^53, which have lost their last digits"
-    require((largest or 0.0) < EXACT, f"{where}, column {column.name!r}: {rounded}; read it as text{hint}")
 
 
 @dataclass(frozen=True)
@@ -167,12 +147,12 @@ def two_date_formats(values: pl.Series) -> list[str]:
     return found if len(rest) <= enough else []
 
 
-def format_of(column: pl.Series, options: TableOptions, kind: Kind | None, describe: Callable[[int], str]) -> str:
+def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
     """Return the format of a column whose kind is given, from its first cells; "" if it has no other than the standard.
 
-    ``describe`` describes a cell by its number, for the message of the InputError if two formats fit.
+    Raises InputError, which describes a cell, if two formats fit.
     """
-    form = options.of(str(column.name)).format
+    form, column = options.of(cells.name).format, cells.column
     if form is not None:
         return form
     if column.dtype != pl.String or kind not in ("number", "date"):
@@ -182,9 +162,9 @@ def format_of(column: pl.Series, options: TableOptions, kind: Kind | None, descr
     found = best(table, ["", *others], parse_cells)
 
     def first(wanted: Parse) -> str:
-        return describe(int(wanted(column).arg_true()[0]))
+        return cells.describe(int(wanted(column).arg_true()[0]))
 
-    return only(found, column.name, parse_cells, first) if found.share >= NEARLY else ""
+    return only(found, cells.name, parse_cells, first) if found.share >= NEARLY else ""
 
 
 def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:

@@ -19,10 +19,11 @@ from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positi
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
-from .columns import CategoryEncoder, as_text, cell, numbers, parse
-from .kinds import check_type, format_of, quoted
+from .cells import Cells, as_text, parse
+from .kinds import format_of, quoted
 from .options import TableOptions
 from .statistics import Counts, Moments
+from .vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +242,7 @@ class TargetOptions(LabelOptions):
         return ids if self.kind == "multiclass" else torch.where(ids == MISSING_CLASS, torch.nan, ids.float())
 
     def _check_type(self, frame: pl.DataFrame, where: str) -> None:
-        check_type(frame[self.column], where, f", as it holds the labels of task {self.name!r}")
+        Cells(frame, self.column, where).check_type(f", as it holds the labels of task {self.name!r}")
 
     def _weights_of(self, classes: list[str], counts: list[float], here: str) -> tuple[float, ...]:
         """Return the weights of the ``classes``, which have ``counts`` training rows; () if all weights are 1."""
@@ -257,11 +258,11 @@ class TargetOptions(LabelOptions):
 
     def numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression; raise InputError, with file and row, if one is too large or negative."""
+        cells = Cells(frame, self.column, where)
         try:
-            values = numbers(frame, self.column, where, form=self.form)
+            values = cells.numbers(self.form)
         except InputError as error:
-            column = frame[self.column]
-            form = format_of(column, TableOptions(), "number", lambda row: cell(frame, self.column, row, where))
+            form = format_of(cells, TableOptions(), "number")
             setting = f"'data.columns={{{self.column}: {{format: {quoted(form)}}}}}'"
             hint = f", or set {setting}" if form and not self.form else ""
             raise InputError(f"{error}{hint}") from None
@@ -269,11 +270,11 @@ class TargetOptions(LabelOptions):
             low = (values <= 0 if self.transform else values < 0).arg_true()
             asked = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"
             if len(low):
-                raise InputError(f"{cell(frame, self.column, low[0], where)}: {asked} of task {self.name!r}; empty it")
+                raise InputError(f"{cells.describe(low[0])}: {asked} of task {self.name!r}; empty it")
         large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
         if len(large):
             raise InputError(
-                f"{cell(frame, self.column, large[0], where)} is too large for a label of task {self.name!r}: beyond "
+                f"{cells.describe(large[0])} is too large for a label of task {self.name!r}: beyond "
                 f"{LARGEST:g} the squared error overflows; correct it, empty it, or divide the column"
             )
         return values
@@ -305,13 +306,14 @@ class TargetOptions(LabelOptions):
         return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
-        ids = CategoryEncoder(classes).encode(frame[self.column]) - 1
+        ids = Vocabulary(classes).encode(frame[self.column]) - 1
         filled = torch.from_numpy(as_text(frame[self.column]).is_not_null().to_numpy())
         new = (filled & (ids < 0)).nonzero()[:, 0].tolist()
         if new:
+            first = Cells(frame, self.column, where).describe(new[0])
             raise InputError(
-                f"{cell(frame, self.column, new[0], where)} is a label of task {self.name!r} that does not occur in "
-                f"the training rows ({join_names(classes)}); {len(new)} rows have such labels. "
+                f"{first} is a label of task {self.name!r} that does not occur in the training rows "
+                f"({join_names(classes)}); {len(new)} rows have such labels. "
                 "Split the rows in another way, or empty these cells"
             )
         return ids.masked_fill(~filled, MISSING_CLASS)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from .columns import as_text
+from .cells import as_text
 
 ROWS_PER_VALUE = 10  # a column with fewer rows for each value predicts any label perfectly, by chance
 FEWEST = 5  # rows of a class

@@ -16,8 +16,8 @@ import polars as pl
 from mtl.checks import join_names, require
 from mtl.types import TaskSpec
 
+from .cells import Remarks
 from .chained import tasks_filled_after
-from .columns import BadCells
 from .dates import part_names
 from .encoder import TableEncoder
 from .inferring import Blocks, ColumnLearner
@@ -35,10 +35,10 @@ def infer(
     where: str,
     options: TableOptions,
     empty: Sequence[str] = (),
-    bad: BadCells | None = None,
+    remarks: Remarks | None = None,
 ) -> tuple[list[ColumnLearner], list[TaskSpec], pl.DataFrame]:
     """Return what ``columns`` hold, the tasks, and a sample of the rows, from one pass. Raises InputError."""
-    found = [ColumnLearner(name, options, empty, bad) for name in columns]
+    found = [ColumnLearner(name, options, empty, remarks or Remarks()) for name in columns]
     targets = [task.collector() for task in labels]
     sample = Sample(rows)
     for frame, file in blocks([*columns, *(task.column for task in labels)]):
@@ -69,9 +69,8 @@ def learn(
     ``where`` names the table in messages; ``reading``: separator, null_values and from_text. Raises InputError.
     """
     encoder = TableEncoder({}, {}, {}, {}, options.on_invalid, **reading)
-    bad = encoder.bad if options.on_invalid == "missing" else None
     require(bool(columns), f"{where}: no column is left as input")
-    found, specs, sample = infer(blocks, rows, columns, labels, where, options, encoder.empty, bad)
+    found, specs, sample = infer(blocks, rows, columns, labels, where, options, encoder.empty, encoder.remarks)
     overview(found, labels, sample, f"{where}, {rows:,} training rows", rows)
     for column in found:
         require(not column.problem, column.problem)

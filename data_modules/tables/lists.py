@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mtl.types import Bag
 
-from .columns import CategoryEncoder, as_text
+from .cells import as_text
+from .vocabulary import Vocabulary
 
 PADDING, UNKNOWN = 0, 1  # the first ids
 GROUP = 3  # letters of a group
@@ -27,7 +28,7 @@ class ListEncoder:
     categorical column that has the same vocabulary, if there is one.
     """
 
-    vocabulary: CategoryEncoder
+    vocabulary: Vocabulary
     length: int
     separator: str | None
     target: str | None = None
@@ -44,18 +45,6 @@ class ListEncoder:
         sizes = lists.list.len().fill_null(0).to_numpy()
         ids[np.arange(self.length) < sizes[:, None]] = self.vocabulary.encode(elements).numpy() + UNKNOWN
         return torch.from_numpy(ids)
-
-
-def is_list(column: pl.Series) -> bool:
-    kind = column.dtype
-    if not isinstance(kind, pl.List | pl.Array):
-        return False
-    inner = kind.inner
-    return (
-        inner in (pl.String, pl.Boolean, pl.Null)
-        or bool(inner and inner.is_integer())
-        or isinstance(inner, pl.Categorical | pl.Enum)
-    )
 
 
 def listed(column: pl.Series, separator: str | None, empty: Sequence[str]) -> pl.Series:

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from mtl.checks import format_value, join_names
 
-from .columns import as_text, parse
-from .dates import parse_dates
+from .cells import as_text, parse, parse_dates
 from .inferring import MANY, ColumnLearner
 from .labels import TargetOptions
 from .leaks import LeakCheck, classes_of

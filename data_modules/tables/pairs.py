@@ -14,7 +14,7 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.types import RowEncoder
 
-from .columns import as_text, cell, named, parse
+from .cells import Cells, as_text, named, parse
 from .encoder import check_columns, numbered
 from .row_source import RowSource
 
@@ -48,10 +48,9 @@ class KnownIds:
             accepted = f"the network knows only the {self.size} that it was trained on, such as {self.names[0]!r}"
         unknown = known.fill_null(False).not_().arg_true()
         if len(unknown):
-            raise InputError(
-                f"{cell(frame, column, unknown[0], where)} is unknown, like {len(unknown)} of {len(frame)} cells of "
-                f"these rows: {accepted}"
-            )
+            first = Cells(frame, column, where).describe(unknown[0])
+            others = f"like {len(unknown)} of {len(frame)} cells of these rows"
+            raise InputError(f"{first} is unknown, {others}: {accepted}")
         return torch.from_numpy(ids.cast(pl.Int64).to_numpy(writable=True))
 
 

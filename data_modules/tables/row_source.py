@@ -20,7 +20,7 @@ from mtl.types import ROW
 from ..files.cache import versions
 from ..files.cloud import scan
 from ..files.reading import MEMORY, SUFFIXES, files_of, parsing, quote, read_bytes, read_gzip, regular_size
-from .columns import FILE
+from .cells import FILE
 from .options import NULL_VALUES
 
 PARQUET = ".parquet"

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from mtl.checks import require
+from mtl.data_modules.tables.cells import Remarks
 from mtl.files.formatting import cell, number
 from mtl.predictions import class_names, main_column
 from mtl.runs.console import with_progress_bar
@@ -33,7 +34,7 @@ def reasons(
     names, rows = [task.name for task in tasks], np.arange(len(frame))
     before = model.predict(frame, names, where=where)
     found = [pl.DataFrame(schema=REASONS)]
-    warned: set[str] = getattr(model.encoder, "warned", set())
+    warned = getattr(model.encoder, "remarks", Remarks()).warned
     earlier = set(warned)
     warned.update(model.columns)  # of the rows that are made up here, nothing is to be said
     for column in with_progress_bar(model.columns, "replacing cells"):  # each row with each cell

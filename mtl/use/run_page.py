@@ -17,7 +17,7 @@ from mtl.checks import InputError, first_line
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.data_modules.split_rows import SplitRows
-from mtl.data_modules.tables.columns import FILE, named
+from mtl.data_modules.tables.cells import FILE, named
 from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table, bullets

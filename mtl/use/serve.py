@@ -37,6 +37,7 @@ from pydantic import BaseModel, Field
 
 from mtl import __version__
 from mtl.checks import InputError, require, require_packages
+from mtl.data_modules.tables.cells import Remarks
 from mtl.options import Count, NonNegative, valid
 from mtl.predictions import task_summary
 from mtl.types import RowEncoder
@@ -252,7 +253,9 @@ class Measured:
         self.requests.labels(200).inc()
         self.rows.inc(rows)
         self.seconds.observe(seconds)
-        now = Counts(dict(getattr(self.encoder, "unusual", {})))  # a copy, since the predictor counts meanwhile
+        now = Counts(
+            dict(getattr(self.encoder, "remarks", Remarks()).unusual)
+        )  # a copy, since the predictor counts meanwhile
         for key in now:
             self.unusual.labels(*key).inc(now[key] - self.counted[key])
         self.counted = now

@@ -13,7 +13,7 @@ import polars as pl
 import scipy  # imports its parts at their first use
 import torch
 
-from mtl.data_modules.tables.columns import as_text, parse
+from mtl.data_modules.tables.cells import as_text, parse
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Bold, Table
 from mtl.report.statistics import holm

@@ -27,10 +27,11 @@ import polars as pl
 import pytest
 import torch
 import uvicorn
-from mtl.data_modules.tables.columns import CategoryEncoder, NumberEncoder
 from mtl.data_modules.tables.encoder import TableEncoder
 from mtl.data_modules.tables.example import visits
 from mtl.data_modules.tables.lists import ListEncoder
+from mtl.data_modules.tables.scale import Scale
+from mtl.data_modules.tables.vocabulary import Vocabulary
 from prometheus_client.parser import text_string_to_metric_families
 
 import mtl
@@ -158,7 +159,7 @@ def test_half_a_character_in_a_list_is_refused_and_in_another_column_ignored(por
     with pytest.raises(InputError, match=r"column 'tags', row 1: .* is not a list"):
         table(
             [{"tags": ["a", "\ud800"]}],
-            TableEncoder({}, {}, elements={"tags": ListEncoder(CategoryEncoder([]), 1, "")}),
+            TableEncoder({}, {}, elements={"tags": ListEncoder(Vocabulary([]), 1, "")}),
         )
     assert ask(port, {"rows": [{**rows(3)[2], "more": "\ud800"}]})[0] == 200
 
@@ -251,13 +252,13 @@ def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: Traine
 
 def test_cells_are_read_as_in_a_text_file() -> None:
     cells = [True, 3, 3.0, 0.5, "v1.0", "", None]
-    found = table([{"x": cell, "more": 1} for cell in cells], TableEncoder({"x": CategoryEncoder([])}, {}))
+    found = table([{"x": cell, "more": 1} for cell in cells], TableEncoder({"x": Vocabulary([])}, {}))
     assert found.to_dict(as_series=False) == {"x": ["true", "3", "3", "0.5", "v1.0", "", None]}
 
 
 @pytest.mark.parametrize("form", ["1.234,5", "1,234.5", "€ 1.234,5"])
 def test_numbers_in_json_are_numbers_whatever_the_format_of_the_training_rows(form: str) -> None:
-    encoder = TableEncoder({}, {"price": NumberEncoder(0.0, 1.0, False)}, formats={"price": form})
+    encoder = TableEncoder({}, {"price": Scale(0.0, 1.0, False)}, formats={"price": form})
     prices = [123.456, 12, 1e-7, -1234567.0]
     found = encoder.encode(table([{"price": price} for price in prices], encoder), "rows")
     assert found["numeric columns"][:, 0].tolist() == pytest.approx(prices)

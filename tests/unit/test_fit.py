@@ -296,7 +296,7 @@ def test_reasons_are_printed_with_prediction_and_experts(
 def test_rows_that_reasons_make_up_are_not_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Two rows of an unknown city become 40; of 40 real ones the encoder would warn."""
     rows = visits(40, seed=1).with_columns(city=pl.lit("Paris"))
-    model.encoder.warned.clear()
+    model.encoder.remarks.warned.clear()
     model.reasons(rows[:2], reference=visits(40, seed=2), samples=20)
     assert "unknown or rare" not in caplog.text
     model.predict(rows)

@@ -17,8 +17,8 @@ from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables import row_source as blocks
-from mtl.data_modules.tables.columns import CategoryEncoder
 from mtl.data_modules.tables.row_source import RowSource
+from mtl.data_modules.tables.vocabulary import Vocabulary
 from mtl.data_modules.text import TextDataModule
 from polars.testing import assert_frame_equal
 
@@ -200,7 +200,7 @@ BIG = 1 << 53
     ],
 )
 def test_category_is_found_in_any_spelling_of_its_number(categories: list[str], cells: Any, ids: list[int]) -> None:
-    assert CategoryEncoder(categories).encode(pl.Series(cells)).tolist() == ids
+    assert Vocabulary(categories).encode(pl.Series(cells)).tolist() == ids
 
 
 def test_rounded_categories_are_one_message(tmp_path: Path) -> None:

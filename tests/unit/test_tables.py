@@ -271,7 +271,7 @@ def test_days_in_all_forms_and_empty_ones(tmp_path: Path) -> None:
         same(Batch(encoder.encode(pl.DataFrame(rows), "rows"), {}), Batch(expected, {}))
     july = encoder.encode(pl.DataFrame({"at": ["2026-07-01"]}), "rows")
     assert july[NUMERIC][0, 0] == pytest.approx((7 - 6.5) / np.std(np.linspace(1, 12, 10**6)), rel=1e-4)
-    encoder.unusual.clear()
+    encoder.remarks.unusual.clear()
     encoder.encode(pl.DataFrame({"at": ["2026-12-31"]}), "rows")
     assert "unknown" not in encoder.unusual_cells()  # no month or day is
     assert july[NUMERIC][0, 4] < rows_of(data).inputs[NUMERIC][:, 4].min()  # newer than all
