@@ -15,8 +15,8 @@ from mtl.checks import InputError, require
 
 from .splits import SPLITS, require_rows
 from .tables.cells import Cells, as_text, parse
-from .tables.dates import SECONDS_PER_DAY
-from .tables.kinds import format_of
+from .tables.columns.date import SECONDS_PER_DAY
+from .tables.inference import format_of
 from .tables.options import TableOptions
 from .tables.row_source import Block, RowSource
 

@@ -28,7 +28,7 @@ from .tables.chained import chained, tasks_filled_after
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import DATES
-from .tables.growing import check_kept, grown, tasks_of
+from .tables.growing import check_kept, extend_encoder, tasks_of
 from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
 from .tables.learning import learn
 from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
@@ -226,7 +226,7 @@ class TableDataModule(TensorDataModule):
             )
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
-        if self.keep_encoding and "categorical" in (state.get("encoder") or {}):  # that of a table
+        if self.keep_encoding and "columns_by_name" in (state.get("encoder") or {}):  # that of a table
             with reading_state():
                 encoder, spec = TableEncoder.from_state(state["encoder"]), spec_of(state["spec"])
             self.earlier = encoder, list(spec.tasks)
@@ -311,7 +311,7 @@ class TableDataModule(TensorDataModule):
             encoder, known = replace(self.earlier[0], on_invalid=self.options.on_invalid, **reading), self.earlier[1]
             check_columns(train.source.columns, encoder.columns, where)
             check_kept(encoder, self.options, inputs)
-            self.row_encoder, added = grown(encoder, train.frames, self.options)
+            self.row_encoder, added = extend_encoder(encoder, train.frames, self.options)
             new = join_names(f"{name} {count:,}" for name, count in added.items())
             logger.info("the encoding is that of start_from; new categories: %s", new or "none")
             tasks = tasks_of(self.labels, known, train.frames, where)

@@ -120,6 +120,11 @@ class Cells:
         require((largest or 0.0) < EXACT, f"{self.where}, column {self.name!r}: {rounded}; read it as text{hint}")
 
 
+def ignoring(column: str) -> str:
+    """Return the end of a message about a column."""
+    return f", or leave it out with data.ignore=[{column}]"
+
+
 def expected_number(form: str) -> str:
     """Describe the numbers of a format, for messages."""
     return f"a number as in {form}" if form else "a number"

@@ -13,8 +13,8 @@ from mtl.checks import InputError
 from mtl.types import TaskSpec
 
 from .cells import Cells
-from .inferring import Blocks
 from .labels import TargetOptions
+from .profile import Blocks
 
 
 def tasks_filled_after(labels: Sequence[TargetOptions], specs: Sequence[TaskSpec], blocks: Blocks) -> list[str]:

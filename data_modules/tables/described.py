@@ -14,12 +14,12 @@ from mtl.checks import join_names, require
 from mtl.files.literals import escape_interpolation
 
 from .encoder import check_columns
-from .inferring import ColumnLearner
-from .kinds import is_named
+from .inference import is_named
 from .labels import TargetOptions
 from .learning import infer
 from .options import TableOptions
 from .overview import overview
+from .profile import Profile
 from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, task_options, forms))
 
 
-def split_advice(columns: Sequence[ColumnLearner], rows: int) -> list[str]:
+def split_advice(columns: Sequence[Profile], rows: int) -> list[str]:
     """Return how to split rows that have dates or that belong to users: random rows would be like the training rows."""
     found = []
     dates = [column.name for column in columns if column.used and column.kind == "date"]
@@ -81,7 +81,7 @@ def split_advice(columns: Sequence[ColumnLearner], rows: int) -> list[str]:
     return found
 
 
-def task_kind(column: ColumnLearner) -> str | None:
+def task_kind(column: Profile) -> str | None:
     """Return the kind of task that predicts a column, None if it cannot be predicted."""
     if not column.varies or column.kind not in ("category", "number"):
         return None
@@ -94,7 +94,7 @@ def task_name(column: str) -> str:
     return re.sub(r"[^\w -]+", "_", column).strip() or "task"
 
 
-def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any], forms: dict[str, str]) -> list[str]:
+def lines_of(columns: Sequence[Profile], tasks: dict[str, Any], forms: dict[str, str]) -> list[str]:
     """Return the options as lines of YAML; ``forms``: the formats of labels."""
     described = {one.name: column_options(one) for one in columns if one.used and one.kind in DESCRIBED}
     described |= {name: {"format": form} for name, form in forms.items()}
@@ -107,7 +107,7 @@ def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any], forms: dic
     return lines + [f"  # {column.problem}\n" for column in columns if column.problem]
 
 
-def column_options(column: ColumnLearner) -> str | dict[str, Any]:
+def column_options(column: Profile) -> str | dict[str, Any]:
     """Return the kind of a column, or its options if there are more, as ``data.columns`` takes them."""
     more: dict[str, Any] = {"ids": True} if column.repeats else {}
     more |= {"format": column.form} if column.form and column.is_parsed else {}

@@ -12,72 +12,72 @@ import polars as pl
 from mtl.checks import format_value, join_names, require
 from mtl.types import TaskSpec
 
-from .cells import MISSING, Remarks, as_text
+from .cells import Remarks, as_text
+from .columns.list import ListColumn
 from .encoder import TableEncoder
 from .histograms import Histogram, merge, of_training
-from .inferring import ROWS_PER_WORD, Blocks
 from .labels import TargetOptions
-from .lists import listed
 from .options import TableOptions
+from .profile import Blocks
 from .statistics import Counts
-from .vocabulary import UNKNOWN, Vocabulary
+from .vocabulary import UNKNOWN, Vocabulary, most_frequent, text_counts
 
 ANEW = "with data.keep_encoding=false, the encoding is learnt anew"
 
 
-def grown(encoder: TableEncoder, blocks: Blocks, options: TableOptions) -> tuple[TableEncoder, dict[str, int]]:
-    """Return ``encoder`` with the categories of further rows that it does not know, and their number by column.
+def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions) -> tuple[TableEncoder, dict[str, int]]:
+    """Return ``encoder`` with the categories of further rows that it does not know, and their number by input.
 
     A new category needs ``min_count`` rows, and the most frequent ones fill up ``max_size``. A list and its
     target keep one vocabulary. Scales, dates and formats stay, and without ``max_length`` the length of lists does.
     Histograms are those of the further rows.
     """
-    counts = {name: Counts() for name in (*encoder.categorical, *encoder.elements)}
-    longest = {name: one.length for name, one in encoder.elements.items()}
-    histograms, rows = dict[str, list[Histogram]](), 0  # of each block
-    for raw, where in blocks(encoder.columns):
-        frame = encoder.prepared(raw, where, Remarks(encoder.on_invalid))
-        for name, (_, now) in encoder.histograms_in(frame, where).items():
-            histograms.setdefault(name, []).append(now)
+    columns, before = encoder.columns_by_name, encoder.vocabularies
+    counts = {name: Counts() for name in before}
+    lengths = {name: column.length for name, column in columns.items() if isinstance(column, ListColumn)}
+    histograms, rows = {name: list[Histogram]() for name in columns}, 0  # of each block
+    for frame, where in blocks(encoder.columns):
+        for column, cells in encoder.cells(frame, where, Remarks(encoder.on_invalid)):
+            histograms[column.name].append(column.count(cells))
+            for name, elements in column.elements(cells).items():
+                counts[name].add(elements)
+            if isinstance(column, ListColumn):
+                lengths[column.name] = max(lengths[column.name], column.longest(cells))
         rows += len(frame)
-        for name in encoder.categorical:
-            counts[name].add(as_text(frame[name]).fill_null(MISSING))
-        for name, each in encoder.elements.items():
-            elements = listed(frame[name], each.separator, encoder.empty)
-            counts[name].add(elements.list.unique().explode().drop_nulls())
-            length: Any = elements.list.len().max() or 0
-            longest[name] = max(longest[name], int(length))
-    alike: dict[str, list[str]] = {}
-    for name in counts:
-        target = encoder.elements[name].target if name in encoder.elements else None
-        alike.setdefault(target or name, []).append(name)
-    before = encoder.categorical | {name: each.vocabulary for name, each in encoder.elements.items()}
-    after = dict(before)
-    merged = {name: merge(blocks) for name, blocks in histograms.items()}
-    for names in alike.values():
-        known, texts = before[names[0]], names[0] in encoder.elements and encoder.elements[names[0]].separator is None
-        needed = max(options.vocabulary.min_count, ROWS_PER_WORD if texts else 1)
-        table = pl.concat([counts[name].table() for name in names]).group_by("value").agg(all=pl.col("count").sum())
+    after, merged = dict(before), {name: merge(blocks) for name, blocks in histograms.items()}
+    for names in inputs_by_vocabulary(encoder):
+        known = before[names[0]]
+        is_text = names[0] in columns and columns[names[0]].kind == "text"  # no column: a part of a date
+        needed = options.vocabulary.min_count_of("text" if is_text else "category")
+        table = text_counts([counts[name] for name in names])
         is_new = pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)
-        enough = table.filter(is_new & (table["all"] >= needed)).sort(-pl.col("all").cast(pl.Int64), "value")
         most = options.vocabulary.max_size
-        room = len(enough) if most is None else max(0, most - len(known.values))
-        new = sorted(enough["value"].head(room).to_list())
+        new = most_frequent(table.filter(is_new), needed, None if most is None else max(0, most - len(known.values)))
         after |= dict.fromkeys(names, Vocabulary([*known.values, *new], known.added + len(new)))
         # Known categories stay known, however rare they are in these rows
-        table = table.with_columns(all=pl.when(is_new).then("all").otherwise(pl.lit(math.inf)))
+        table = table.select("value", all=pl.when(is_new).then("count").otherwise(pl.lit(math.inf)))
         for name in names:
             if name in merged and merged[name].frequent is not None:
-                occurrences = counts[name].table().join(table, on="value")
-                missing = merged[name].counts[-1] if name in encoder.elements else 0
+                occurrences = text_counts([counts[name]]).join(table, on="value")
+                missing = merged[name].counts[-1] if name in lengths else 0
                 merged[name] = of_training(occurrences, needed, after[name], rows, missing)
-    categorical = {name: after[name] for name in encoder.categorical}
-    lists = {
-        name: replace(one, vocabulary=after[name], length=min(longest[name], options.of(name).max_length or one.length))
-        for name, one in encoder.elements.items()
-    }
-    added = {name: each.size - before[name].size for name, each in after.items() if each.size > before[name].size}
-    return replace(encoder, categorical=categorical, elements=lists, histograms=merged), added
+    extended = {name: column.extended(after, merged[name]) for name, column in columns.items()}
+    for name, column in extended.items():
+        if isinstance(column, ListColumn):
+            most = options.of(name).max_length or column.length
+            extended[name] = replace(column, length=min(lengths[name], most))
+    added = {name: known.size - before[name].size for name, known in after.items() if known.size > before[name].size}
+    return replace(encoder, columns_by_name=extended), added
+
+
+def inputs_by_vocabulary(encoder: TableEncoder) -> list[list[str]]:
+    """Return the inputs that are ids, those with the same vocabulary together: a target and its lists."""
+    shared = dict[str, list[str]]()
+    for column in encoder.columns_by_name.values():
+        target = column.target if isinstance(column, ListColumn) else None
+        for name in column.vocabularies:
+            shared.setdefault(target or name, []).append(name)
+    return list(shared.values())
 
 
 def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[str]) -> None:
@@ -93,7 +93,8 @@ def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[
         stated = {"format": column.format} if column.format is not None else {}
         if column.kind is not None:
             stated |= {option: getattr(column, option) for option in ("kind", "ids", "separator", "target")}
-        learnt = encoder.options_of(name) if name in encoder.columns else {"format": column.format}  # of labels
+        read = encoder.columns_by_name.get(name)
+        learnt = {"format": column.format} if read is None else read.options  # without a column: of labels
         other += [
             f"columns.{name}.{key}={format_value(value)}" for key, value in stated.items() if value != learnt.get(key)
         ]

@@ -69,6 +69,12 @@ def category_counts(
     return np.append(np.bincount(bins[ids.numpy()], counts, bins[UNKNOWN] + 1).astype(np.int64), missing)
 
 
+def category_histogram(ids: Tensor, vocabulary: Vocabulary, missing: int, rows: int, trained: Histogram) -> Histogram:
+    """Return the histogram of ``ids [N]`` in ``rows`` rows, with the bins of ``trained``, that of the training rows."""
+    counts = category_counts(ids, vocabulary, missing, trained.frequent or ())
+    return Histogram(counts.tolist(), rows, trained.frequent)
+
+
 def of_training(table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, rows: int, missing: int = 0) -> Histogram:
     """Return the histogram of the categories of a column in the training rows.
 

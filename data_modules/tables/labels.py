@@ -20,7 +20,7 @@ from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
 from .cells import Cells, as_text, parse
-from .kinds import format_of, quoted
+from .inference import format_of, quoted
 from .options import TableOptions
 from .statistics import Counts, Moments
 from .vocabulary import Vocabulary

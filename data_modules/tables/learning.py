@@ -1,14 +1,15 @@
 """Learn vocabularies, scales and classes from training rows: all at once, or block by block.
 
 There are two passes, which read only the columns that they need. The first counts values, to find the kind of each
-column; the second measures numbers and dates. Rows in memory are a single block. Memory grows with the number of
-distinct values in columns that are or may be categorical. polars' own streaming engine is not used, since it adds
-numbers in an order that depends on its threads; here all processes and repeated runs learn exactly the same values.
+column; the second measures numbers and dates, and counts the elements of lists and texts. Rows in memory are a single
+block. Memory grows with the number of distinct values in columns that are or may be categorical. polars' own streaming
+engine is not used, since it adds numbers in an order that depends on its threads; here all processes and repeated runs
+learn exactly the same values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -16,15 +17,27 @@ import polars as pl
 from mtl.checks import join_names, require
 from mtl.types import TaskSpec
 
-from .cells import Remarks
+from .cells import Cells, Remarks
 from .chained import tasks_filled_after
-from .dates import part_names
-from .encoder import TableEncoder
-from .inferring import Blocks, ColumnLearner
+from .columns.category import CategoryLearner
+from .columns.date import DateLearner, part_names
+from .columns.list import ListColumn, ListLearner
+from .columns.number import NumberLearner
+from .encoder import NUMERIC, TableEncoder
 from .labels import TargetOptions
 from .options import TableOptions
 from .overview import overview
+from .profile import Blocks, Profile
 from .statistics import Sample
+
+AnyLearner = CategoryLearner | NumberLearner | DateLearner | ListLearner
+LEARNERS: Mapping[str, type[AnyLearner]] = {
+    "category": CategoryLearner,
+    "number": NumberLearner,
+    "date": DateLearner,
+    "list": ListLearner,
+    "text": ListLearner,
+}
 
 
 def infer(
@@ -34,24 +47,21 @@ def infer(
     labels: Sequence[TargetOptions],
     where: str,
     options: TableOptions,
-    empty: Sequence[str] = (),
-    remarks: Remarks | None = None,
-) -> tuple[list[ColumnLearner], list[TaskSpec], pl.DataFrame]:
+) -> tuple[list[Profile], list[TaskSpec], pl.DataFrame]:
     """Return what ``columns`` hold, the tasks, and a sample of the rows, from one pass. Raises InputError."""
-    found = [ColumnLearner(name, options, empty, remarks or Remarks()) for name in columns]
+    profiles = [Profile(name, options) for name in columns]
     targets = [task.collector() for task in labels]
-    sample = Sample(rows)
+    sample, remarks = Sample(rows), Remarks(options.on_invalid)  # the second pass reports invalid cells
     for frame, file in blocks([*columns, *(task.column for task in labels)]):
         for task, target in zip(labels, targets, strict=True):
             task.collect(target, frame, file)
-        for column in found:
-            column.count(frame, file)
+        for profile in profiles:
+            profile.add(Cells(frame, profile.name, file, remarks))
         sample.add(frame)
     specs = [task.conclude(target, where) for task, target in zip(labels, targets, strict=True)]
-    some = sample.rows
-    for column in found:
-        column.decide_kind(blocks, some[column.name])
-    return found, specs, some
+    for profile in profiles:
+        profile.decide_kind(blocks)
+    return profiles, specs, sample.rows
 
 
 def learn(
@@ -68,39 +78,43 @@ def learn(
     Constant columns, identifiers and free text are left out; a table that is logged says what each column is taken for.
     ``where`` names the table in messages; ``reading``: separator, null_values and from_text. Raises InputError.
     """
-    encoder = TableEncoder({}, {}, {}, {}, options.on_invalid, **reading)
     require(bool(columns), f"{where}: no column is left as input")
-    found, specs, sample = infer(blocks, rows, columns, labels, where, options, encoder.empty, encoder.remarks)
-    overview(found, labels, sample, f"{where}, {rows:,} training rows", rows)
-    for column in found:
-        require(not column.problem, column.problem)
-        if column.measured and column.kind == "date":
-            taken = [part for part in part_names(column.name) if part in columns]
-            named = f"the date {column.name!r} becomes parts of this name"
-            require(not taken, f"{where}: rename the column {join_names(taken)}: {named}")
-    none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
-    require(any(column.used for column in found), none)
-    share_vocabularies(found, options, where)
-    measured = [column for column in found if column.measured]
-    for frame, file in blocks([column.name for column in measured]) if measured else ():
-        for column in measured:
-            column.measure(frame, file)
-    for column in found:
-        column.to_encoder(encoder, blocks, where)
-        if column.used:
-            encoder.histograms[column.name] = column.histogram(encoder, rows)
+    encoder = TableEncoder({}, options.on_invalid, **reading)
+    profiles, specs, sample = infer(blocks, rows, columns, labels, where, options)
+    overview(profiles, labels, sample, f"{where}, {rows:,} training rows", rows)
+    for profile in profiles:
+        require(not profile.problem, profile.problem)
+        if profile.used and profile.kind == "date":
+            taken = [part for part in part_names(profile.name) if part in columns]
+            parts = f"the date {profile.name!r} becomes parts of this name"
+            require(not taken, f"{where}: rename the column {join_names(taken)}: {parts}")
+    used = [profile for profile in profiles if profile.used]
+    require(bool(used), f"{where}: every input column is constant in the training rows, an identifier, or free text")
+    learners = {profile.name: learner_of(profile, options, sample[profile.name]) for profile in used}
+    share_vocabularies(learners, options, where)
+    needed = [name for name, learner in learners.items() if learner.needs_rows]
+    for frame, file in blocks(needed) if needed else ():
+        for name in needed:
+            learners[name].add(Cells(frame, name, file, encoder.remarks, encoder.empty))
+    columns_by_name = {name: learner.column(rows, blocks) for name, learner in learners.items()}
+    encoder.columns_by_name.update(sorted(columns_by_name.items(), key=lambda item: isinstance(item[1], ListColumn)))
+    require(NUMERIC not in encoder.vocabularies, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
     encoder.filled_after.extend(tasks_filled_after(labels, specs, blocks))
     return encoder, specs
 
 
-def share_vocabularies(columns: Sequence[ColumnLearner], options: TableOptions, where: str) -> None:
+def learner_of(profile: Profile, options: TableOptions, sample: pl.Series) -> AnyLearner:
+    """Return what learns to read a column; ``sample``: some of its cells."""
+    return LEARNERS["number" if profile.repeats else str(profile.kind)](profile, options, sample)
+
+
+def share_vocabularies(learners: Mapping[str, AnyLearner], options: TableOptions, where: str) -> None:
     """Let each target and its lists have one vocabulary. Raises InputError if a target is no input."""
-    used = {column.name: column for column in columns if column.used}
     for target in dict.fromkeys(options.targets.values()):
-        lists = [name for name, other in options.targets.items() if other == target and name in used]
+        lists = [name for name, other in options.targets.items() if other == target and name in learners]
         if lists:
             constant = f"{where}, column {target!r}: it is constant in the training rows, or no input"
-            require(target in used, f"{constant}; take it from data.columns.{lists[0]}.target")
-            alike = [used[target].counts, *(used[name].elements for name in lists)]
+            require(target in learners, f"{constant}; take it from data.columns.{lists[0]}.target")
+            counts = [learners[name].counts for name in (target, *lists)]
             for name in (target, *lists):
-                used[name].alike = [counts for counts in alike if counts is not None]
+                learners[name].shared_counts = counts

@@ -14,6 +14,7 @@ from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative,
 from .formats import ACCEPTED, is_format
 
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
+ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
 OnInvalid = Literal["error", "missing"]
 Separator = Annotated[
     str,
@@ -113,6 +114,10 @@ class VocabularyOptions(StrictModel):
     min_count: LargeCount = 1
     max_size: Count | None = None
     unknown_rate: Dropout = 0.0
+
+    def min_count_of(self, kind: str | None) -> int:
+        """Return the number of training rows that a category of a column of ``kind`` needs."""
+        return max(self.min_count, ROWS_PER_WORD) if kind == "text" else self.min_count
 
 
 class CsvOptions(StrictModel):

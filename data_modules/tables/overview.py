@@ -15,9 +15,9 @@ from rich.table import Table
 from mtl.checks import format_value, join_names
 
 from .cells import as_text, parse, parse_dates
-from .inferring import MANY, ColumnLearner
 from .labels import TargetOptions
 from .leaks import LeakCheck, classes_of
+from .profile import MANY, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ CONSTANT = "constant"
 
 
 def overview(
-    columns: Sequence[ColumnLearner], labels: Sequence[TargetOptions], sample: pl.DataFrame, title: str, rows: int
+    columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: pl.DataFrame, title: str, rows: int
 ) -> None:
     """Log a table of columns and warnings; ``rows``: number of training rows; ``sample``: some of them."""
     perfect = leaks(columns, labels, sample)
@@ -68,7 +68,7 @@ def alike(values: pl.Series) -> list[list[str]]:
 
 
 def table_of(
-    columns: Sequence[ColumnLearner], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int
+    columns: Sequence[Profile], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int
 ) -> Table:
     """Return the table of the columns; of very many, the first ones and those with a warning."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
@@ -103,7 +103,7 @@ def table_of(
     return table
 
 
-def _form(column: ColumnLearner, cells: pl.Series) -> str:
+def _form(column: Profile, cells: pl.Series) -> str:
     """Return how the dates or numbers of a column are written, if not in the standard way."""
     both = column.kind == "date" and parse_dates(cells).count()
     return f"as in {column.form}{' and yyyy-mm-dd' if both else ''}" if column.form else ""
@@ -118,9 +118,7 @@ def examples(cells: pl.Series) -> str:
     return escape(", ".join(texts))
 
 
-def leaks(
-    columns: Sequence[ColumnLearner], labels: Sequence[TargetOptions], sample: pl.DataFrame
-) -> dict[str, list[str]]:
+def leaks(columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: pl.DataFrame) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
     targets = {
         task.name: parse(sample[task.column], task.form).fill_null(float("nan")).to_numpy()

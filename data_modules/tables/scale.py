@@ -1,4 +1,4 @@
-"""The scale of the numbers of a column."""
+"""The scale of the numbers of a column, and how it is learnt."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from mtl.checks import InputError
 
 from .cells import Cells
+from .statistics import Moments, bounds_of, edges_of
 
 
 @dataclass(frozen=True)
@@ -51,28 +52,40 @@ class Scale:
         scaled = torch.tensor(self.edges, dtype=torch.float64).sub(self.mean).div(self.std)
         return tuple(scaled.float().unique().tolist())
 
-    def encode(self, values: pl.Series) -> list[Tensor]:
-        """Return the scaled column ``[N]`` (float32), and the marks of empty cells if ``gaps``."""
+    def encode(self, values: pl.Series, cells: Cells) -> list[Tensor]:
+        """Return the numbers ``values`` of ``cells``, scaled ``[N]`` (float32), and marks of empty cells if ``gaps``.
+
+        Raises InputError, which names the cell, if one is too far from the training rows.
+        """
         raw = torch.from_numpy(values.to_numpy(writable=True))
         empty = raw.isnan()
         raw = raw if self.bounds is None else raw.clamp(*self.bounds)
         scaled = ((raw - self.mean) / self.std).masked_fill(empty, 0.0).float()
+        if not bool(scaled.isfinite().all()):
+            first = cells.describe(int(scaled.isfinite().int().argmin()))
+            raise InputError(
+                f"{first} is too far from the training rows, whose mean is {self.mean:.4g} and standard deviation "
+                f"{self.std:.4g}: scaled by them it overflows; {advice(cells.name)}"
+            )
         return [scaled, empty.float()] if self.gaps else [scaled]
 
 
-def scaled(cells: Cells, scale: Scale, values: pl.Series) -> list[Tensor]:
-    """Return the tensors ``[N]`` of a column whose numbers are ``values``.
+class Measures:
+    """The moments of numbers, after outliers are moved to the bounds that a ``sample`` of the numbers suggests."""
 
-    Raises InputError, which names the cell, if one is too far from the training rows.
-    """
-    columns = scale.encode(values)
-    if not bool(columns[0].isfinite().all()):
-        index = int(columns[0].isfinite().int().argmin())
-        raise InputError(
-            f"{cells.describe(index)} is too far from the training rows, whose mean is {scale.mean:.4g} and standard "
-            f"deviation {scale.std:.4g}: scaled by them it overflows; {advice(cells.name)}"
-        )
-    return columns
+    def __init__(self, sample: pl.Series) -> None:
+        self.bounds = bounds_of(sample)
+        self.edges = edges_of(sample.clip(*self.bounds))
+        self.moments = Moments()
+
+    def add(self, values: pl.Series) -> None:
+        """Add numbers, float64, NaN for empty cells."""
+        self.moments.add(values, *self.bounds)
+
+    def scale(self, bounds: tuple[float, float] | None) -> Scale:
+        """Return the scale of the numbers, which are first moved into ``bounds``."""
+        moments = self.moments
+        return Scale(moments.mean, moments.std if moments.std > 0 else 1.0, moments.gaps, bounds, self.edges)
 
 
 def advice(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .cells import MISSING, as_text
 from .formats import dates_in_format
+from .statistics import Counts
 
 UNKNOWN = 0  # id of a category that the training rows do not have
 
@@ -71,3 +73,16 @@ class Vocabulary:
             found = others.join(self._by_value, on="of").select("value", "id")
             ids = text.join(pl.concat([self._ids, found]), on="value", how="left", maintain_order="left")["id"]
         return torch.from_numpy(ids.fill_null(UNKNOWN).to_numpy(writable=True))
+
+
+def text_counts(counts: Sequence[Counts]) -> pl.DataFrame:
+    """Return how often each category occurs, as text, in the columns value and count."""
+    tables = [part.table() for part in counts]
+    texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
+    return pl.concat(texts).group_by("value").agg(pl.col("count").sum())
+
+
+def most_frequent(table: pl.DataFrame, min_count: int, max_size: int | None) -> list[str]:
+    """Return the ``max_size`` most frequent categories of those that occur ``min_count`` times in ``table``, sorted."""
+    enough = table.filter(pl.col("count") >= min_count).sort(-pl.col("count").cast(pl.Int64), "value")
+    return sorted(enough["value"].head(len(enough) if max_size is None else max_size).to_list())

@@ -58,7 +58,7 @@ def drift(model: Any, frame: pl.DataFrame, threshold: float, batch_size: int, wh
 def columns(model: Any, frame: pl.DataFrame, where: str) -> list[dict[str, Any]]:
     """Return the comparison of each column as a row of the table. Raises InputError for a checkpoint without them."""
     found, rows = model.encoder.histograms_of(frame, where), []
-    require(bool(found), "this checkpoint does not describe its training rows, as older ones do not: train it again")
+    require(bool(found), "this checkpoint does not describe its training rows, as those of tables do")
     for name, (then, now) in found.items():
         row = {"column": name, "what": "column", "psi": psi(then.counts, now.counts)}
         row |= {"p": chance(then.counts, now.counts), "unknown_then": then.unknown, "unknown": now.unknown}

@@ -87,8 +87,8 @@ def values_of(cells: pl.Series, model: Any) -> pl.Series:
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
     """
-    known, encoder = parse(cells), model.encoder
-    is_category = cells.name in encoder.categorical and cells.name not in encoder.numeric
+    known, column = parse(cells), model.encoder.columns_by_name.get(cells.name)
+    is_category = column is not None and column.kind == "category"
     if not is_category and known.n_unique() > MOST and known.null_count() == cells.null_count():
         found = (known.quantile(share, "nearest") for share in (0.25, 0.5, 0.75))
         bounds = sorted({float(each) for each in found if each is not None})

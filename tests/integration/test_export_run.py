@@ -40,8 +40,8 @@ def test_program_gives_the_predictions_of_the_model(
     described = json.loads((out / "preprocessing.json").read_text())
     assert described["outputs"]["click"]["classes"] == ["no", "yes"]
     assert described["inputs"]["city"] == {"shape": ["rows"], "dtype": "int64"}
-    assert described["data"]["encoder"]["categorical"]["device"]["values"] == list(
-        model.encoder.categorical["device"].values
+    assert described["data"]["encoder"]["columns_by_name"]["device"]["vocabularies"]["device"]["values"] == list(
+        model.encoder.vocabularies["device"].values
     )
 
 

@@ -76,8 +76,9 @@ def test_state_is_plain_data(trained: Path) -> None:
     state = read(best(trained))["data"]
     assert json.loads(json.dumps(state)) == state
     assert state["rows"] == {"train": 320, "val": 40, "test": 40}
-    assert state["encoder"]["categorical"]["city"]["values"] == ["Bergen", "Cork", "Lyon", "Oslo", "Porto", "Turku"]
-    assert state["encoder"]["numeric"]["age"]["gaps"] is True
+    city, age = (state["encoder"]["columns_by_name"][name] for name in ("city", "age"))
+    assert city["vocabularies"]["city"]["values"] == ["Bergen", "Cork", "Lyon", "Oslo", "Porto", "Turku"]
+    assert age["scales"]["age"]["gaps"] is True
     assert state["files"]["data.path"]["size"] == (trained.parent / "rows.csv").stat().st_size
     assert [task["classes"] for task in state["spec"]["tasks"]] == [["no", "yes"], [], ["jazz", "pop", "rock"]]
 

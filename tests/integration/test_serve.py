@@ -27,9 +27,12 @@ import polars as pl
 import pytest
 import torch
 import uvicorn
+from mtl.data_modules.tables.columns.category import CategoryColumn
+from mtl.data_modules.tables.columns.list import ListColumn
+from mtl.data_modules.tables.columns.number import NumberColumn
 from mtl.data_modules.tables.encoder import TableEncoder
 from mtl.data_modules.tables.example import visits
-from mtl.data_modules.tables.lists import ListEncoder
+from mtl.data_modules.tables.histograms import Histogram
 from mtl.data_modules.tables.scale import Scale
 from mtl.data_modules.tables.vocabulary import Vocabulary
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,6 +47,7 @@ from tests.integration.helpers import train_table
 from tests.programs import free_port
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, city: {kind: multiclass}}"
+EMPTY = Histogram([0, 0], 0)
 COLUMNS = ("user", "age", "hour", "device")
 
 
@@ -156,11 +160,9 @@ def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
 
 
 def test_half_a_character_in_a_list_is_refused_and_in_another_column_ignored(port: int) -> None:
+    tags = ListColumn(name="tags", kind="list", length=1, vocabularies={"tags": Vocabulary([])}, histogram=EMPTY)
     with pytest.raises(InputError, match=r"column 'tags', row 1: .* is not a list"):
-        table(
-            [{"tags": ["a", "\ud800"]}],
-            TableEncoder({}, {}, elements={"tags": ListEncoder(Vocabulary([]), 1, "")}),
-        )
+        table([{"tags": ["a", "\ud800"]}], TableEncoder({"tags": tags}))
     assert ask(port, {"rows": [{**rows(3)[2], "more": "\ud800"}]})[0] == 200
 
 
@@ -252,13 +254,15 @@ def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: Traine
 
 def test_cells_are_read_as_in_a_text_file() -> None:
     cells = [True, 3, 3.0, 0.5, "v1.0", "", None]
-    found = table([{"x": cell, "more": 1} for cell in cells], TableEncoder({"x": Vocabulary([])}, {}))
+    column = CategoryColumn(name="x", vocabularies={"x": Vocabulary([])}, histogram=EMPTY)
+    found = table([{"x": cell, "more": 1} for cell in cells], TableEncoder({"x": column}))
     assert found.to_dict(as_series=False) == {"x": ["true", "3", "3", "0.5", "v1.0", "", None]}
 
 
 @pytest.mark.parametrize("form", ["1.234,5", "1,234.5", "€ 1.234,5"])
 def test_numbers_in_json_are_numbers_whatever_the_format_of_the_training_rows(form: str) -> None:
-    encoder = TableEncoder({}, {"price": Scale(0.0, 1.0, False)}, formats={"price": form})
+    scales = {"price": Scale(0.0, 1.0, False)}
+    encoder = TableEncoder({"price": NumberColumn(name="price", format=form, scales=scales, histogram=EMPTY)})
     prices = [123.456, 12, 1e-7, -1234567.0]
     found = encoder.encode(table([{"price": price} for price in prices], encoder), "rows")
     assert found["numeric columns"][:, 0].tolist() == pytest.approx(prices)

@@ -93,7 +93,8 @@ def test_program_gives_the_predictions(
     torch.testing.assert_close(found["click"].detach(), expected, atol=1e-5, rtol=1e-5)
     described = json.loads((tmp_path / "preprocessing.json").read_text())
     assert described["inputs"]["tags"] == {"shape": ["rows", 4], "dtype": "int64"}
-    assert described["data"]["encoder"]["elements"]["tags"]["vocabulary"]["values"] == ["blue", "new", "red", "sale"]
+    tags = described["data"]["encoder"]["columns_by_name"]["tags"]
+    assert tags["vocabularies"]["tags"]["values"] == ["blue", "new", "red", "sale"]
 
 
 def test_labels_with_decimal_commas_and_cells_that_count_as_empty(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ def test_known_ids_stay_and_new_ones_start_at_the_mean(
         assert np.allclose(new.predict(day(0))[column], values, atol=1e-5)
     assert [task.classes for task in new.spec.tasks] == [task.classes for task in old.spec.tasks]
     before, after = old.encoder, new.encoder
-    assert after.numeric == before.numeric
-    assert after.categorical["user"].values[:30] == before.categorical["user"].values
-    assert sorted(after.categorical["user"].values[30:]) == sorted(f"u{number}" for number in range(30, 40))
-    assert after.elements["seen"].vocabulary.values == after.categorical["item"].values
+    assert after.scales == before.scales
+    assert after.vocabularies["user"].values[:30] == before.vocabularies["user"].values
+    assert sorted(after.vocabularies["user"].values[30:]) == sorted(f"u{number}" for number in range(30, 40))
+    assert after.vocabularies["seen"].values == after.vocabularies["item"].values
     tables = [
         [each for each in model.network.modules() if isinstance(each, torch.nn.Embedding)] for model in (old, new)
     ]
@@ -88,20 +88,20 @@ def test_each_day_goes_on_from_the_last_one(first: tuple[Path, dict[str, Any]], 
     for number in range(1, 4):
         run = tmp_path / str(number)
         model = mtl.fit(day(number, 30 + 5 * number), TASKS, start_from=str(folder), folder=run, **given)
-        own = dict(zip(model.encoder.categorical["user"].values, range(1, 1000), strict=False))
+        own = dict(zip(model.encoder.vocabularies["user"].values, range(1, 1000), strict=False))
         assert {user: own[user] for user in ids} == ids
         ids, folder = own, run
     assert 40 <= len(ids) <= 45
     assert mtl.load(folder).spec.inputs["user"].size == len(ids) + 1
     resumed = mtl.fit(day(3, 45), TASKS, resume=folder, progress=False, max_epochs=2)
-    assert resumed.encoder.categorical["user"].values == list(ids)
+    assert resumed.encoder.vocabularies["user"].values == list(ids)
 
 
 def test_rare_new_categories_stay_unknown(first: tuple[Path, dict[str, Any]]) -> None:
     folder, given = first
     rows = day(1).with_columns(user=pl.when(pl.int_range(pl.len()) < 1).then(pl.lit("once")).otherwise("user"))
     model = mtl.fit(rows, TASKS, start_from=str(folder), vocabulary={"min_count": 2}, **given)
-    assert "once" not in model.encoder.categorical["user"].values
+    assert "once" not in model.encoder.vocabularies["user"].values
 
 
 def test_a_new_task_is_learnt_and_other_tasks_keep_their_scales(first: tuple[Path, dict[str, Any]]) -> None:
@@ -126,8 +126,8 @@ def test_what_does_not_fit_is_one_message(first: tuple[Path, dict[str, Any]]) ->
 def test_the_encoding_can_be_learnt_anew(first: tuple[Path, dict[str, Any]]) -> None:
     folder, given = first
     model = mtl.fit(day(1, 40), TASKS, start_from=str(folder), keep_encoding=False, **given)
-    assert model.encoder.categorical["user"].added == 0
-    assert model.encoder.numeric["age"].mean == pytest.approx(50, abs=2)
+    assert model.encoder.vocabularies["user"].added == 0
+    assert model.encoder.scales["age"].mean == pytest.approx(50, abs=2)
 
 
 def test_tasks_are_those_of_the_run_unless_they_are_given(first: tuple[Path, dict[str, Any]]) -> None:
@@ -262,7 +262,7 @@ def test_an_element_of_a_list_counts_once_in_a_row(tmp_path: Path) -> None:
     second = lists_day(["c|c|c", "d", "d|a", ""] * 2)
     encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, vocabulary={"min_count": 3}).row_encoder
     assert encoder is not None
-    assert encoder.elements["seen"].vocabulary.values == ["a", "b", "d"]
+    assert encoder.vocabularies["seen"].values == ["a", "b", "d"]
 
 
 def test_a_day_fills_up_the_categories_and_lengthens_lists_up_to_the_options(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_day_fills_up_the_categories_and_lengthens_lists_up_to_the_options(tmp
     ):
         encoder = continued(tmp_path, {"click": "binary"}, FIRST, second, **options).row_encoder
         assert encoder is not None
-        lists = encoder.elements["seen"]
+        lists = encoder.columns_by_name["seen"]
         assert (lists.vocabulary.values, lists.length) == (values, length)
 
 

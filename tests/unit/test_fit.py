@@ -150,7 +150,7 @@ def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
             wrong()
     model.save(tmp_path / "${oc.env:HOME}.ckpt")
     content = torch.load(tmp_path / "${oc.env:HOME}.ckpt", weights_only=True)
-    content["data"]["encoder"]["categorical"]["city"]["values"] += ["one", "more"]
+    content["data"]["encoder"]["columns_by_name"]["city"]["vocabularies"]["city"]["values"] += ["one", "more"]
     torch.save(content, tmp_path / "forged.ckpt")
     with pytest.raises(InputError, match=r"forged.ckpt: .* damaged \(ValueError: its encoder makes other inputs\)"):
         mtl.load(tmp_path / "forged.ckpt")
@@ -332,7 +332,7 @@ def test_surplus_column_of_labels_is_no_input() -> None:
     tasks = {"clicked": {"kind": "binary", "weight_column": "weight", "metrics": ["mrr"]}}
     inputs, labels = rows[["age", "city"]], rows[["clicked", "weight", "user"]]
     estimator = mtl.MultiTaskModel(tasks, group_column="user", ignore=["user"], **QUICK)
-    assert estimator.fit(inputs, labels).model_.columns == ["city", "age"]
+    assert estimator.fit(inputs, labels).model_.columns == ["age", "city"]
     assert 0 < estimator.score(inputs, labels) <= 1
     for label in ("minutes", "other"):
         with pytest.raises(InputError, match=f"Y has {label}, which would become inputs"):

@@ -80,6 +80,6 @@ def test_kuairand_is_split_by_time(log: str, tmp_path: Path) -> None:
     assert {task.name: task.kind for task in data.spec.tasks} == {
         name: "regression" if name.endswith(("_time", "_ms")) else "binary" for name in FEEDBACK
     }
-    videos = data.row_encoder.categorical["video_id"].values
+    videos = data.row_encoder.vocabularies["video_id"].values
     found = sorted(int(videos[id - 1]) for id in data.splits["train"].inputs["video_id"])
     assert found == list(range(60)) if log == "standard" else list(range(2, 32))  # as the files were made

@@ -82,7 +82,7 @@ def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
 
 @pytest.mark.parametrize("start", [0.0, 1.7e9, 2.0**53 - 100])
 def test_quartiles_of_large_numbers_have_names_of_their_own(start: float) -> None:
-    encoder = SimpleNamespace(categorical={}, numeric={"at": None})
+    encoder = SimpleNamespace(columns_by_name={})
     at = pl.Series("at", start + np.arange(100.0))
     counts = slices.values_of(at, SimpleNamespace(encoder=encoder)).value_counts()["count"]
     assert counts.sort().to_list() == [24, 25, 25, 26]

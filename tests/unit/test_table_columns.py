@@ -14,7 +14,7 @@ import pytest
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.described import suggest_column_options
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
-from mtl.data_modules.tables.kinds import is_named
+from mtl.data_modules.tables.inference import is_named
 from mtl.data_modules.tables.statistics import bounds_of
 
 from mtl.checks import InputError
@@ -24,6 +24,10 @@ from tests.messy import TASKS, messy
 ROWS = 200
 LABEL = pl.Series("y", [0, 1, 1, 0, 1] * (ROWS // 5))
 DAYS = [datetime(2024 + i % 2, 1 + i % 12, 1 + i % 28) for i in range(ROWS)]
+
+
+def formats_of(encoder: TableEncoder) -> dict[str, str]:
+    return {name: column.format for name, column in encoder.columns_by_name.items() if column.format}
 
 
 def learnt(cells: Any, folder: Path, suffix: str = "csv", label: pl.Series = LABEL, **options: Any) -> Any:
@@ -68,9 +72,9 @@ def test_kinds_and_formats(suffix: str, tmp_path: Path) -> None:
     columns = {name: cells for name, (cells, _) in KINDS.items()}
     encoder = learnt(columns, tmp_path, suffix).row_encoder
     for name, (_, expected) in KINDS.items():
-        kind = {**dict.fromkeys(encoder.numeric, "number"), **dict.fromkeys(encoder.categorical, "category")}
-        kind |= dict.fromkeys(encoder.numeric.keys() & encoder.categorical.keys(), "both")
-        assert encoder.formats.get(name, kind.get(name, "identifier")) == expected
+        column = encoder.columns_by_name.get(name)
+        kind = "identifier" if column is None else "both" if column.options["ids"] else column.kind
+        assert formats_of(encoder).get(name, kind) == expected
     again = TableEncoder.from_state(encoder.state())
     assert again.state() == encoder.state()
     formatted = {name: columns[name][:3] for name in encoder.columns}
@@ -110,12 +114,12 @@ def test_columns_that_can_be_read_in_two_ways_are_asked_about(name: str, tmp_pat
     form = "1.234,5" if name == "may be thousands" else "mm/dd/yyyy"
     encoder = learnt({"c": cells, "x": range(ROWS)}, tmp_path, columns={"c": {"format": form}}).row_encoder
     assert "c" in encoder.columns
-    assert encoder.formats == {"c": form}
+    assert formats_of(encoder) == {"c": form}
 
 
 def test_dates_in_two_formats_are_named(tmp_path: Path) -> None:
     cells = ["2024-12-31", "31.12.2024", "12/31/2024", "01/31/2024"]
-    assert learnt({"c": cells[:2] * 100, "x": range(ROWS)}, tmp_path).row_encoder.formats == {"c": "dd.mm.yyyy"}
+    assert formats_of(learnt({"c": cells[:2] * 100, "x": range(ROWS)}, tmp_path).row_encoder) == {"c": "dd.mm.yyyy"}
     with pytest.raises(InputError, match=r"row 3: '31.12.2024' is not a date as in mm/dd/yyyy, as other cells are"):
         learnt({"c": [*cells[2:], cells[1], cells[2]] * 50, "x": range(ROWS)}, tmp_path)
 
@@ -130,7 +134,7 @@ def test_values_that_differ_only_in_case_or_spaces_are_named(tmp_path: Path, cap
 def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:
     columns = {name: KINDS[name][0] for name in ("weight", "signup", "income")}
     encoder = learnt(columns, tmp_path, columns={"weight": "number", "signup": "date"}).row_encoder
-    assert encoder.formats == {"weight": "1,234.5 kg", "signup": "dd/mm/yyyy"}
+    assert formats_of(encoder) == {"weight": "1,234.5 kg", "signup": "dd/mm/yyyy"}
     with pytest.raises(InputError, match=r"columns.signup.format=d/m/y: must be a date such as dd/mm/yyyy, "):
         learnt(columns, tmp_path, columns={"signup": {"format": "d/m/y"}})
 
@@ -167,7 +171,7 @@ def test_outliers_do_not_squeeze_the_other_numbers(tmp_path: Path) -> None:
     label = pl.Series("y", [0, 1] * 5_000)
     cells = {"x": [1e9 if i == 77 else value + 0.5 for i, value in enumerate(plain)], "same": plain}
     data = learnt(cells, tmp_path, label=label, columns={"same": "number"})
-    x, same = (data.row_encoder.numeric[name] for name in ("x", "same"))
+    x, same = (data.row_encoder.scales[name] for name in ("x", "same"))
     assert same.bounds is None
     assert x.std == pytest.approx(same.std, rel=0.01)
     inputs = data.splits["train"].inputs[NUMERIC]
@@ -197,7 +201,7 @@ def test_separators_are_recognised(separator: str, tmp_path: Path) -> None:
     pl.DataFrame({"a, b": ["1,5", "2,25"] * 20, "c": range(40), "y": [0, 1] * 20}).write_csv(path, separator=separator)
     data = TableDataModule(str(path), {"y": {"kind": "binary"}}, batch_size=8)
     data.setup()
-    assert data.row_encoder.formats == {"a, b": "1.234,5"}
+    assert formats_of(data.row_encoder) == {"a, b": "1.234,5"}
 
 
 @pytest.fixture(scope="module")
@@ -221,9 +225,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
 def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
     data, lines = table
     encoder = data.row_encoder
-    assert [*encoder.formats.values()] == ["dd/mm/yyyy", "mmm dd, yyyy", "1,234.5 kg", "1,234.5"]
-    assert [name for name in encoder.numeric if "age" not in name] == ["Age", "income", "weight", "price"]
-    assert [name for name in encoder.categorical if " " not in name] == ["customer_id", "Age", "Country"]
+    assert [*formats_of(encoder).values()] == ["dd/mm/yyyy", "mmm dd, yyyy", "1,234.5 kg", "1,234.5"]
+    assert [name for name in encoder.scales if "age" not in name] == ["Age", "income", "weight", "price"]
+    assert [name for name in encoder.vocabularies if " " not in name] == ["customer_id", "Age", "Country"]
     assert not {"Order ID", "currency"} & set(encoder.columns)
     rows = {line.split("  ")[0]: line for line in lines if "  " in line}
     assert "left out" in rows["Order ID"]
@@ -261,7 +265,7 @@ def test_a_repeated_number_is_read_as_a_number(tmp_path: Path) -> None:
     columns = {"stars": cells, "x": [i + 0.5 for i in range(ROWS)]}
     encoder = learnt(columns, tmp_path).row_encoder
     assert encoder == learnt(columns, tmp_path, columns={"stars": {"kind": "number", "ids": True}}).row_encoder
-    assert encoder.formats == {"stars": "1,234.5 kg"}
+    assert formats_of(encoder) == {"stars": "1,234.5 kg"}
     with pytest.raises(InputError, match="'many' is not a number"):
         encoder.encode(pl.DataFrame({"stars": ["many"], "x": [0.5]}), "rows")
     written = suggest_column_options(tmp_path / "t.csv", ["y"], "t", tmp_path)

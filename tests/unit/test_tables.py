@@ -19,9 +19,9 @@ import torch
 from mtl.data_modules.state import changes, fingerprint
 from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.tables.columns.list import words_and_groups
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.labels import TargetOptions, where_positive
-from mtl.data_modules.tables.lists import words_and_groups
 from mtl.data_modules.tables.statistics import Moments
 
 from mtl.checks import InputError
@@ -248,7 +248,7 @@ def test_most_frequent_categories_keep_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", DATES)
 def test_parts_and_ages_of_dates(form: str, tmp_path: Path) -> None:
     data = served(pl.DataFrame({"at": DATES[form]}), tmp_path, "streamed")
-    inputs, names = rows_of(data).inputs, data.row_encoder.categorical
+    inputs, names = rows_of(data).inputs, data.row_encoder.vocabularies
     readers: dict[str, Callable[[datetime], int]] = {
         "weekday": lambda day: day.isoweekday(),
         "hour": lambda day: day.hour,
@@ -264,7 +264,7 @@ def test_days_in_all_forms_and_empty_ones(tmp_path: Path) -> None:
     data = served(pl.DataFrame({"at": [None, *(day.date() for day in DAYS[1:])]}), tmp_path, "csv")
     assert data.spec.inputs[NUMERIC] == Numeric(6)
     assert rows_of(data).inputs[NUMERIC][0].tolist() == [0, 1] * 3  # the means, marked
-    assert data.row_encoder.categorical["at weekday"].values[0] == "\0missing"
+    assert data.row_encoder.vocabularies["at weekday"].values[0] == "\0missing"
     encoder = again(data)
     expected = encoder.encode(pl.DataFrame({"at": [datetime(2026, 1, 5), None]}), "rows")
     for rows in ({"at": ["2026-01-05", None]}, {"at": [date(2026, 1, 5), None]}, {"at": ["2026-01-05T00:00", "NA"]}):
@@ -303,7 +303,7 @@ def test_words_and_letter_groups_of_texts(tmp_path: Path) -> None:
     ]
     rows = pl.DataFrame({"c": ["no way", "No, Noah", "a way", ""] * 10})
     data = served(rows, tmp_path, "csv", columns={"c": "text"})
-    vocabulary = data.row_encoder.elements["c"].vocabulary.values
+    vocabulary = data.row_encoder.vocabularies["c"].values
     found = again(data).encode(pl.DataFrame({"c": ["NO?", "zz", None]}), "rows")["c"]
     assert [[vocabulary[id - 2] for id in row if id > 1] for row in found.tolist()] == [["<no>", "<no", "no>"], [], []]
     assert found[1].tolist()[:3] == [1, 1, 1]  # unknown: <zz>, <zz and zz>
@@ -319,7 +319,7 @@ def test_a_list_and_its_target_have_one_vocabulary(way: str, tmp_path: Path) -> 
     columns = {name: {"kind": "list", "separator": "|", "target": "item"} for name in ("seen", "liked")}
     data = served(frame, tmp_path, way, columns=columns)
     assert data.spec.inputs == {"item": Categorical(6), "seen": Bag(7, 3, "item"), "liked": Bag(7, 1, "item")}
-    assert data.row_encoder.categorical["item"].values == ["\0missing", "3", "5", "7", "9"]
+    assert data.row_encoder.vocabularies["item"].values == ["\0missing", "3", "5", "7", "9"]
     found = rows_of(data).inputs
     assert found["item"][:4].tolist() == [2, 5, 4, 1]
     assert found["seen"][:4].tolist() == [[5, 3, 0], [0, 0, 0], [4, 4, 3], [0, 0, 0]]
@@ -373,7 +373,7 @@ def test_bad_cells(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     )
     expected = served(emptied, tmp_path / "emptied", way)
     same(rows_of(data), rows_of(expected))
-    assert data.row_encoder.numeric == expected.row_encoder.numeric
+    assert data.row_encoder.scales == expected.row_encoder.scales
     new = pl.DataFrame({"age": ["a few"], "more": [1.0], "at": [None]}, schema_overrides={"at": pl.String})
     assert again(data).encode(new, "rows")[NUMERIC][0, :2].tolist() == [0, 1]
     with pytest.raises(InputError, match=r"rows, column 'age', row 1: 'a few' is not a number"):
@@ -447,20 +447,26 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]) -> None:
     streamed, memory = both
     one, other = streamed.row_encoder.state(), memory.row_encoder.state()
-    for scaling, expected in zip(one["numeric"].values(), other["numeric"].values(), strict=True):
-        assert (scaling.pop("bounds"), scaling.pop("edges")) == (expected.pop("bounds"), expected.pop("edges"))
-        assert scaling == pytest.approx(expected, rel=1e-12)
-    means = ([part.pop("mean") for part in state["histograms"].values()] for state in (one, other))
+    scales: list[dict[str, Any]] = [
+        {name: scale for column in state["columns_by_name"].values() for name, scale in column.pop("scales").items()}
+        for state in (one, other)
+    ]
+    for scale, expected in zip(*(by_name.values() for by_name in scales), strict=True):
+        assert (scale.pop("bounds"), scale.pop("edges")) == (expected.pop("bounds"), expected.pop("edges"))
+        assert scale == pytest.approx(expected, rel=1e-12)
+    columns = [state["columns_by_name"].values() for state in (one, other)]
+    means = ([column["histogram"].pop("mean") for column in part] for part in columns)
     for mean, expected_mean in zip(*means, strict=True):
         assert mean == (None if expected_mean is None else pytest.approx(expected_mean, rel=1e-12))
     assert (
-        list(one["numeric"])
-        == list(other["numeric"])
+        list(scales[0])
+        == list(scales[1])
         == ["number", "price", "floor", "text_number", "late", "day month", "day age"]
     )
     names = ["user", "city", "floor", "text_code", "flag", "day day", "day weekday", "day hour"]
-    assert list(one["categorical"]) == names
-    assert {**one, "numeric": 0} == {**other, "numeric": 0}
+    names += ["note", "tags"]
+    assert list(streamed.row_encoder.vocabularies) == names
+    assert one == other
     assert streamed.spec.inputs == memory.spec.inputs
     for here, there in zip(streamed.state_dict()["spec"]["tasks"], memory.state_dict()["spec"]["tasks"], strict=True):
         for name in ("mean", "std", "constant"):
@@ -504,7 +510,7 @@ def test_split_by_share_and_by_files(way: str, few: Path, tmp_path: Path) -> Non
     assert counts == pytest.approx({"train": 400, "val": 50, "test": 50}, abs=0 if way == "parquet" else 25)
     numbers = []
     for data in (one, again, other):
-        scaling = data.row_encoder.numeric["number"]
+        scaling = data.row_encoder.scales["number"]
         columns = [rows_of(data, split).inputs[NUMERIC][:, 0].double() for split in ("train", "val", "test")]
         numbers.append([sorted((c * scaling.std + scaling.mean).round().int().tolist()) for c in columns])
         assert sorted(number for part in numbers[-1] for number in part) == list(range(COUNT))
