@@ -21,12 +21,14 @@ TWO_NUMBERS = r"\d\D+\d"  # a date has them in every format
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
 NUMBERING = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
 ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
-ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
-FEW = 32  # and have no more values than this, are taken for categories,
-MOST = 256  # and from three up to so many values have both an id and a place on the scale of numbers
-UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
-WORDS = 3.0  # free text has more words than this in a cell, on average,
-DISTINCT = 0.5  # and more than this share of its cells are distinct
+# A column of whole numbers whose values have MIN_ROWS_PER_VALUE rows on average is categorical if it has at most
+# MAX_CATEGORIES values. From three up to MAX_VALUES_WITH_IDS of them have both an id and a place on a scale
+MIN_ROWS_PER_VALUE = 10
+MAX_CATEGORIES = 32
+MAX_VALUES_WITH_IDS = 256
+MIN_UNIQUE_SHARE = 0.9  # of the cells of an identifier
+MIN_WORDS = 3.0  # in a cell of free text, on average
+MIN_DISTINCT_SHARE = 0.5  # of the cells of free text
 IDS = "id|ids|uid|uuid|guid|key|code|hash|zip|zipcode|postcode|sku|isbn|ean|asin"
 THINGS = "user|customer|client|member|patient|account|item|product|article|movie|book|store|shop|seller|merchant"
 NAMED = re.compile(
@@ -65,9 +67,10 @@ def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callab
     """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
-    Whole numbers are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier.
-    Repeated numbers, up to ``MOST``, are both categories and numbers. Two, such as 0 and 1, are only categories.
-    Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
+    Whole numbers are categories if they are few and repeat, see ``MAX_CATEGORIES``, or if the column is named like an
+    identifier. Up to ``MAX_VALUES_WITH_IDS`` that repeat are both categories and numbers; two, such as 0 and 1, are
+    only categories. Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest
+    is categories.
 
     Raises InputError if several formats fit, if dates have two, or if a column is mostly numbers or dates (unless
     ``options.on_invalid`` makes the other cells missing values, or the numbers are categories). ``first`` describes the
@@ -109,9 +112,9 @@ def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callab
     if numbers is not None:
         form, parsed = numbers
         return of_numbers(name, table, parsed, form)
-    if text and words(table) > WORDS and distinct > DISTINCT * filled:
+    if text and words(table) > MIN_WORDS and distinct > MIN_DISTINCT_SHARE * filled:
         return Inferred("free text", f"{words(table):.1f} words on average")
-    if distinct > UNIQUE * filled:
+    if distinct > MIN_UNIQUE_SHARE * filled:
         return Inferred("identifier", "like an identifier")
     return Inferred("category", "")
 
@@ -173,15 +176,15 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
     distinct, why = found.n_unique(), ""
     if bool((found == found.round()).all()):
         if is_named(name):
-            if distinct > UNIQUE * count:
+            if distinct > MIN_UNIQUE_SHARE * count:
                 return Inferred("identifier", "like an identifier")
             if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(words_of(name)):
                 return Inferred("number", "an identifier with few rows each", form)
             return Inferred("category", "named like an identifier", form)
-        if distinct <= MOST and distinct * ROWS_PER_VALUE <= count:
-            kind: Kind = "category" if distinct <= FEW else "number"
+        if distinct <= MAX_VALUES_WITH_IDS and distinct * MIN_ROWS_PER_VALUE <= count:
+            kind: Kind = "category" if distinct <= MAX_CATEGORIES else "number"
             return Inferred(kind, "whole numbers that repeat", form, repeats=distinct > 2)
-        why = "whole numbers" if distinct * ROWS_PER_VALUE <= count else ""
+        why = "whole numbers" if distinct * MIN_ROWS_PER_VALUE <= count else ""
     return Inferred("number", why, form)
 
 

@@ -120,7 +120,7 @@ class TargetOptions(LabelOptions):
 
     @staticmethod
     def each(tasks: Any) -> list[TargetOptions]:
-        """Return the Labels of each entry of ``data.tasks``: its options, or only its kind. Raises InputError."""
+        """Return the options of each entry of ``data.tasks``, which may be only a kind. Raises InputError."""
         if isinstance(tasks, Mapping):
             tasks = {name: {"kind": given} if isinstance(given, str) else given for name, given in tasks.items()}
         options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
@@ -138,7 +138,7 @@ class TargetOptions(LabelOptions):
 
     @staticmethod
     def of(name: str, given: LabelOptions) -> TargetOptions:
-        """Return the Labels of task ``name``; raise InputError if its options do not fit together."""
+        """Return the options of task ``name``; raise InputError if they do not fit together."""
         here = f"data.tasks.{name}"
         for option, kind in ONLY.items():
             value = getattr(given, option)

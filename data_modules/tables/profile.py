@@ -11,7 +11,7 @@ import polars as pl
 from mtl.checks import InputError
 
 from .cells import Cells, as_text, ignoring, parse, parse_dates
-from .inference import MOST, Kind, format_of, given_kind, is_named, kind_of
+from .inference import MAX_VALUES_WITH_IDS, Kind, format_of, given_kind, is_named, kind_of
 from .options import TableOptions
 from .statistics import Counts
 
@@ -73,7 +73,9 @@ class Profile:
     def _may_be_categories(self, numbers: pl.Series) -> bool:
         values = parse(numbers)
         assert self.counts is not None
-        return bool((values == values.round()).all()) and (self.counts.fewest <= MOST or is_named(self.name))
+        return bool((values == values.round()).all()) and (
+            self.counts.fewest <= MAX_VALUES_WITH_IDS or is_named(self.name)
+        )
 
     def _note_newest(self, dates: pl.Series) -> None:
         newest = dates.max()
