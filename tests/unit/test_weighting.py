@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torchjd.aggregation import PCGrad, TrimmedMean, UPGrad
 from torchjd.linalg import QuadprogProjector
+from torchjd.scalarization import Sum
 
 from mtl.checks import InputError
 from mtl.config import build
@@ -26,7 +27,7 @@ from mtl.networks.ensemble import Ensemble
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
-from mtl.training.weighting import GradientWeighting, shared_parameters
+from mtl.training.weighting import GradientWeighting, LossWeighting, shared_parameters
 from mtl.training.weighting.base import by_task, seeded_rng
 from mtl.types import Batch, DataSpec, Numeric
 from tests.conftest import ROOT
@@ -83,7 +84,7 @@ def test_the_gradients_of_a_sum_are_those_of_fixed() -> None:
     """Parameters of single tasks get the gradient of their task, and auxiliary losses count once."""
     expected = backward(module(), batch())
     close(backward(module(partial(GradientWeighting, aggregator=Total())), batch()), expected)
-    close(backward(module("sum"), batch()), expected)
+    close(backward(module(partial(LossWeighting, scalarizer=Sum())), batch()), expected)
     without = backward(module(partial(GradientWeighting, aggregator=Nothing())), batch())
     shared, _ = shared_parameters(own := network())
     names = {name for name, p in own.named_parameters() if any(p is other for other in shared)}
