@@ -13,7 +13,7 @@ from mtl.checks import format_value, join_names, require
 from mtl.types import TaskSpec
 
 from .cells import Remarks, as_text
-from .columns.list import ListColumn
+from .columns.list import ListColumn, longest
 from .encoder import TableEncoder
 from .histograms import Histogram, merge, of_training
 from .labels import TargetOptions
@@ -42,13 +42,16 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
             for name, elements in column.elements(cells).items():
                 counts[name].add(elements)
             if isinstance(column, ListColumn):
-                lengths[column.name] = max(lengths[column.name], column.longest(cells))
+                lengths[column.name] = max(lengths[column.name], longest(column.lists(cells)))
         rows += len(frame)
+    shared = dict[str, list[str]]()  # the inputs with one vocabulary: a target and its lists, or an input alone
+    for column in columns.values():
+        for name in column.vocabularies:
+            shared.setdefault(column.options["target"] or name, []).append(name)
+    kinds = {name: column.kind for column in columns.values() for name in column.vocabularies}
     after, merged = dict(before), {name: merge(blocks) for name, blocks in histograms.items()}
-    for names in inputs_by_vocabulary(encoder):
-        known = before[names[0]]
-        is_text = names[0] in columns and columns[names[0]].kind == "text"  # no column: a part of a date
-        needed = options.vocabulary.min_count_of("text" if is_text else "category")
+    for names in shared.values():
+        known, needed = before[names[0]], options.vocabulary.min_count_of(kinds[names[0]])
         table = text_counts([counts[name] for name in names])
         is_new = pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)
         most = options.vocabulary.max_size
@@ -68,16 +71,6 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
             extended[name] = replace(column, length=min(lengths[name], most))
     added = {name: known.size - before[name].size for name, known in after.items() if known.size > before[name].size}
     return replace(encoder, columns_by_name=extended), added
-
-
-def inputs_by_vocabulary(encoder: TableEncoder) -> list[list[str]]:
-    """Return the inputs that are ids, those with the same vocabulary together: a target and its lists."""
-    shared = dict[str, list[str]]()
-    for column in encoder.columns_by_name.values():
-        target = column.target if isinstance(column, ListColumn) else None
-        for name in column.vocabularies:
-            shared.setdefault(target or name, []).append(name)
-    return list(shared.values())
 
 
 def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[str]) -> None:

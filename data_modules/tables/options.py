@@ -115,7 +115,7 @@ class VocabularyOptions(StrictModel):
     max_size: Count | None = None
     unknown_rate: Dropout = 0.0
 
-    def min_count_of(self, kind: str | None) -> int:
+    def min_count_of(self, kind: str) -> int:
         """Return the number of training rows that a category of a column of ``kind`` needs."""
         return max(self.min_count, ROWS_PER_WORD) if kind == "text" else self.min_count
 

@@ -53,11 +53,15 @@ class ListColumn(Column):
         return super().options | {"separator": self.separator or None, "target": self.target}
 
     def read(self, cells: Cells) -> tuple[dict[str, pl.Series], dict[str, pl.Series]]:
-        return {self.name: lists_of(cells, self.kind, self.separator)}, {}
+        return {self.name: self.lists(cells)}, {}
+
+    def lists(self, cells: Cells) -> pl.Series:
+        """Return each cell as a list of texts; null for an empty cell."""
+        return lists_of(cells, self.kind, self.separator)
 
     def encode(self, cells: Cells) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Return the ids of the elements of each cell, ``[N, length]`` int64."""
-        lists = lists_of(cells, self.kind, self.separator).list.head(self.length)
+        lists = self.lists(cells).list.head(self.length)
         elements = lists.drop_nulls().explode(empty_as_null=False)
         ids = np.full((len(lists), self.length), PADDING, dtype=np.int64)
         sizes = lists.list.len().fill_null(0).to_numpy()
@@ -65,11 +69,7 @@ class ListColumn(Column):
         return {self.name: torch.from_numpy(ids)}, []
 
     def elements(self, cells: Cells) -> dict[str, pl.Series]:
-        return {self.name: distinct_elements(lists_of(cells, self.kind, self.separator))}
-
-    def longest(self, cells: Cells) -> int:
-        """Return the length of the longest list."""
-        return longest(lists_of(cells, self.kind, self.separator))
+        return {self.name: distinct_elements(self.lists(cells))}
 
     def count(self, cells: Cells) -> Histogram:
         ids = self.vocabulary.encode(self.elements(cells)[self.name])
