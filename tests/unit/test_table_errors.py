@@ -183,6 +183,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"columns": {"a": {"kind": "list", "target": "y"}}}, "its column 'y' is also named as an input"),
     ({"columns": {"a": "date"}}, "column 'a', row 1: 0.5 is not a date"),
     ({"columns": {"a": "text"}}, "column 'a', row 1: 0.5 is not text, nor is any other cell of the column"),
+    ({"columns": {"city": "date"}, "on_invalid": "missing"}, r"row \d+: '\w+' is not a date, nor is any other cell of"),
     ({"columns": {"city": {"kind": "text", "separator": " "}}}, "columns.city={.*}: separator is for kind=list"),
     ({"columns": {"city": "text"}, "ignore": ["city"]}, "data.columns, data.ignore: city is named in both"),
     (
