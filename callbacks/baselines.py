@@ -16,8 +16,9 @@ from mtl.options import validated
 from mtl.training.baselines import OUTPUTS, ROWS, Model, Predict, chosen, constant, fit
 from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
 from mtl.training.evaluation import Evaluation
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import LEAD, Key, Measurement, Measurements
-from mtl.training.metrics import Rows, metric_names, value_of
+from mtl.training.metrics import metric_names, value_of
 from mtl.training.module import MultiTaskModule
 from mtl.types import RANKING, TOP, Batch, TaskSpec, metric_family
 
@@ -62,7 +63,7 @@ class Baselines(Callback):
         for evaluation, predict in self._models.values() if len(batch) else ():
             found = {name: value.to(pl_module.device) for name, value in predict(batch.inputs).items()}
             found = {name: value for name, value in found.items() if name in batch.targets}
-            evaluation.update(found, batch.targets, None, None, batch.groups)
+            evaluation.update(found, batch.targets, batch.row_ids, None, batch.groups)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         for name, (evaluation, _) in self._models.items():
@@ -71,6 +72,7 @@ class Baselines(Callback):
                 if key.metric != "loss":  # infinite: a prediction far outside of the training rows
                     pl_module.measured[key] = Measurement(value if math.isfinite(value) else math.nan)
             pl_module.measured.update(leads(pl_module.evaluation, evaluation, name))
+            pl_module.predictions["test", name] = evaluation.gathered()
         self._models = {}
 
     def _add(self, name: str, tasks: Sequence[TaskSpec], predict: Predict, module: MultiTaskModule) -> None:
@@ -84,18 +86,17 @@ def leads(network: Evaluation, model: Evaluation, of_model: str) -> Measurements
     its error is undefined, and for more than ``OUTPUTS`` tasks, as the quick model. ``of_model``: the name of
     ``model``. Every process has to call this.
     """
-    found = Measurements()
+    found, gathered = Measurements(), [each.gathered() for each in (network, model)]
     for name, task in model.tasks.items() if len(model.tasks) <= OUTPUTS else ():
         metric = network.shown[name][0]
-        pair = [each.gathered_rows(name) for each in (network, model)] if metric in model.shown[name] else []
-        rows = [each for each in pair if each is not None]
-        if len(rows) < 2 or len(rows[0].label) < LEAST:
+        rows = [each[name] for each in gathered if name in each and metric in model.shown[name]]
+        if len(rows) < 2 or len(rows[0]) < LEAST:
             continue
-        # Sorted, so that the draws do not depend on the order of the rows, nor on how processes share them
+        # Sorted, so that the draws do not depend on the order of the rows
         columns = [value for each in rows for value in (each.likelihood, each.prediction, each.label) if value.dim()]
         order = torch.from_numpy(np.lexsort([value.numpy() for value in columns]))
 
-        def lead(drawn: Sequence[Rows], task: TaskSpec = task, metric: str = metric) -> float:
+        def lead(drawn: Sequence[LabeledPredictions], task: TaskSpec = task, metric: str = metric) -> float:
             own, other = (value_of(task.kind, metric, each) for each in drawn)
             return own - other
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -153,6 +155,26 @@ class TensorDataModule(LightningDataModule):
         """Return at most ``most`` training rows of a table; None: they are not loaded, or the data are no table."""
         return None
 
+    def row_info(self, split: str) -> Any:
+        """Return a DataFrame of where each validation or test row of a table comes from; None: the data are no table.
+
+        The columns are row_id, file_row (from 1, in its file), file if there are several, and slice_NAME for each
+        column by whose values the test is compared.
+        """
+        return None
+
+    def rows_digest(self, split: str) -> str:
+        """Return a digest of what determines the rows of ``split``: files, options that split them, ``seed``, number.
+
+        Rows of the same number are the same in two runs whose digests are equal.
+        """
+        parts = [type(self).__qualname__, self.seed, self._row_sources(split), self.row_counts()[split]]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _row_sources(self, split: str) -> Any:
+        """Return the digests of the files that have the rows of ``split``, and options that split them."""
+        return {key: file["sha256"] for key, file in (self.file_digests or {}).items()}
+
     def split_rows(self) -> Mapping[str, Any]:
         """Return the raw rows of each split of a table, ``SplitRows``."""
         return {}
@@ -206,7 +228,8 @@ class TensorDataModule(LightningDataModule):
         rows = self.splits[split]
         if isinstance(rows, StreamedRows):
             return rows.loader(plan, seed, position, self.pin_memory)
-        return RowsLoader(RowsDataset(rows), RowsSampler(plan, seed, position), self.pin_memory)
+        dataset = RowsDataset(rows, numbered=not plan.training)
+        return RowsLoader(dataset, RowsSampler(plan, seed, position), self.pin_memory)
 
     def _processes(self) -> tuple[int, int]:
         """Return the rank of this process and the number of processes."""

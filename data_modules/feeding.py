@@ -18,16 +18,18 @@ Position = Callable[[], tuple[int, int]]  # the epoch, and how many of its batch
 
 
 class RowsDataset(Dataset[Batch]):
-    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows."""
+    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows; ``numbered``: with row_ids."""
 
-    def __init__(self, rows: Batch) -> None:
-        self.rows = rows
+    def __init__(self, rows: Batch, numbered: bool = False) -> None:
+        self.rows, self.numbered = rows, numbered
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor) -> Batch:
-        return self.rows.select(index)
+        batch = self.rows.select(index)
+        batch.row_ids = index if self.numbered else None
+        return batch
 
 
 @dataclass(frozen=True)

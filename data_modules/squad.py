@@ -70,7 +70,7 @@ class SquadDataModule(TextTasksDataModule):
 
     A row is a question (its first ``max_question`` tokens) and its text; a text that is too long for ``max_length``
     gives several rows, which begin ``stride`` tokens apart. An answer has at most ``max_answer`` tokens. Inputs:
-    ``tokens``, ``segments``, and ``row [B]``, by which the metrics find the texts; no network reads it.
+    ``tokens`` and ``segments``. The metrics find the texts by ``Batch.row_ids``.
     """
 
     @validated
@@ -164,8 +164,8 @@ def rows_between(found: Windows, targets: Tensor, low: int, high: int, pad: int)
     """Return the rows from ``low`` to ``high``, without a copy."""
     offsets = found.offsets[low : high + 1]
     tokens = found.tokens[int(offsets[0]) : int(offsets[-1])]
-    inputs = {"row": torch.arange(low, high)}
-    return RaggedRows(tokens, offsets - offsets[0], found.boundary[low:high], {TASK: targets[low:high]}, pad, inputs)
+    boundary, row_ids = found.boundary[low:high], torch.arange(low, high)
+    return RaggedRows(tokens, offsets - offsets[0], boundary, {TASK: targets[low:high]}, pad, row_ids=row_ids)
 
 
 def read_questions(file: Path) -> list[Question]:

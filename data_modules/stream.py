@@ -131,6 +131,7 @@ class StreamLoader(Resumable):
                 if used == len(window):
                     window = None
             batch = concat_batches(parts) if parts else self.read(0, torch.arange(0))
+            batch.row_ids = None if self.cut.training else torch.arange(low, high)
             yield batch.pin_memory() if self.pin_memory else batch
 
     def _read_ahead(self, windows: list[Window], done: int) -> Iterator[Batch]:

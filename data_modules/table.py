@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.nn.seeds import make_generator
 from mtl.options import FilePath, LargeCount, Name, Names, validated
-from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
+from mtl.types import RANKING, ROW, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
@@ -23,7 +24,7 @@ from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, 
 from .splits import by_split, files_to_read, group_split, random_split, time_split
 from .state import reading_state, spec_of
 from .stream import BLOCKS, StreamedRows, concat_batches
-from .tables.cells import Cells, as_text
+from .tables.cells import FILE, Cells, as_text
 from .tables.chained import chained, tasks_filled_after
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
@@ -142,6 +143,7 @@ class TableDataModule(TensorDataModule):
         streamed = "weight_column: rows that are read by data.window_rows have no weights; use data.window_rows=null"
         require(window_rows is None or not self.weight_columns, streamed)
         self.keep_encoding = keep_encoding
+        self._row_info: dict[str, pl.DataFrame | SplitRows] = {}  # of rows that are streamed, where to read it
         self._check_roles()
 
     def _check_roles(self) -> None:
@@ -194,6 +196,8 @@ class TableDataModule(TensorDataModule):
         if self.window_rows is None:
             self.row_encoder.remarks.invalid.clear()  # encoding the rows of all splits counts them again
         splits = {name: self._served(rows[name], spec.tasks, name != "train") for name in self.wanted}
+        streamed, evaluated = self.window_rows is not None, [name for name in self.wanted if name != "train"]
+        self._row_info = {n: rows[n] if streamed else read_row_info(rows[n], self.slices) for n in evaluated}
         self.row_encoder.remarks.report_invalid()
         self.warn_of_trained_file()
         sources = {name: rows[name].source.here for name in splits}
@@ -242,11 +246,16 @@ class TableDataModule(TensorDataModule):
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
         return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
 
-    def sliced(self) -> Iterator[tuple[Batch, pl.DataFrame]]:
-        """Yield the test rows with their labels, block by block, and the cells of ``slices``."""
-        columns = dict.fromkeys([*self._columns(grouped=True), *self.slices])
-        for frame, file in self.split_rows()["test"].frames(list(columns)):
-            yield self._batch(frame, self.spec.tasks, file, grouped=True), frame.select(self.slices)
+    def row_info(self, split: str) -> pl.DataFrame:
+        known = self._row_info[split]
+        return read_row_info(known, self.slices) if isinstance(known, SplitRows) else known
+
+    def _row_sources(self, split: str) -> Any:
+        digests, name = super()._row_sources(split), split if split in self.paths else "train"
+        files = digests.get(f"data.{OPTION[name]}", digests)
+        if name in self.frames:
+            files = hashlib.sha256(self.frames[name].hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+        return [files, *((self.split.model_dump(), self.fractions) if name == "train" else ())]
 
     def training_sample(self, most: int) -> Batch | None:
         """Return at most ``most`` training rows, drawn with ``seed``; None if they are not loaded."""
@@ -413,6 +422,16 @@ class TableDataModule(TensorDataModule):
 
     def _weight_columns_by_task(self) -> dict[str, str | None]:
         return {task.name: task.weight_column or self.weight_column for task in self.labels}
+
+
+def read_row_info(rows: SplitRows, slices: Sequence[str]) -> pl.DataFrame:
+    """Return the number of each row of a split, that in its file, the file if there are several, and its ``slices``."""
+    parts, cells = list[pl.DataFrame](), [pl.col(column).alias(f"slice_{column}") for column in slices]
+    for frame, file in rows.frames(slices or rows.source.columns[:1]):  # without a column there are no rows
+        name = pl.col(FILE).cast(pl.String) if FILE in frame.columns else pl.lit(file)
+        files = [name.alias("file")] if FILE in frame.columns or len(rows.source.tables) > 1 else []
+        parts.append(frame.select(pl.col(ROW).cast(pl.Int64).alias("file_row"), *files, *cells))
+    return pl.concat(parts, how="vertical_relaxed").with_row_index("row_id").cast({"row_id": pl.Int64})
 
 
 def read_weights(frame: pl.DataFrame, name: str, where: str, form: str = "") -> Tensor:

@@ -27,10 +27,13 @@ Rows = Batch | RaggedRows
 
 
 class TasksDataset(Dataset["Batch | list[Batch]"]):
-    """Serve ``rows[task]``: a ``Batch`` for an ``Index``, a list of batches for a list of them."""
+    """Serve ``rows[task]``: a ``Batch`` for an ``Index``, a list of batches for a list of them.
 
-    def __init__(self, rows: Mapping[str, Rows]) -> None:
-        self.rows = rows
+    ``numbered``: batches have row_ids; rows with numbers of their own keep these.
+    """
+
+    def __init__(self, rows: Mapping[str, Rows], numbered: bool = False) -> None:
+        self.rows, self.numbered = rows, numbered
 
     def __len__(self) -> int:
         return sum(len(rows) for rows in self.rows.values())
@@ -42,7 +45,10 @@ class TasksDataset(Dataset["Batch | list[Batch]"]):
 
     def _batch(self, index: Index) -> Batch:
         task, rows = index
-        return self.rows[task].select(rows)
+        batch = self.rows[task].select(rows)
+        if self.numbered and batch.row_ids is None:
+            batch.row_ids = rows
+        return batch
 
 
 class TaskSampler(Sampler["Index | list[Index]"]):
@@ -231,7 +237,7 @@ class TasksDataModule(TensorDataModule):
         rows = self.tasks[split]
         sizes = {task: len(batch) for task, batch in rows.items()}
         sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes(), row_lengths(rows))
-        return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
+        return RowsLoader(TasksDataset(rows, numbered=True), sampler, self.pin_memory)
 
 
 def row_lengths(rows: Mapping[str, Rows]) -> dict[str, Tensor]:

@@ -134,8 +134,8 @@ InputSpec = Categorical | Bag | Numeric | Image | Tokens
 class Scorer(Protocol):
     """Compare answers found in texts with the right answers. A data module creates it from its texts.
 
-    ``context [R, 2]``: the first and the last token in which the answer may lie, in each of the R rows (the input
-    ``row`` of evaluation). ``max_answer``: the largest number of tokens in an answer. A scorer must be picklable.
+    ``context [R, 2]``: the first and the last token in which the answer may lie, in each of the R rows, which
+    ``Batch.row_ids`` number. ``max_answer``: the largest number of tokens in an answer. A scorer must be picklable.
     """
 
     @property
@@ -352,7 +352,8 @@ class Batch:
 
     ``weights[task] [B]`` multiply the losses of the rows, if given; their mean over the labelled rows of a split should
     be 1, so that the mean loss of the split is the weighted mean. ``groups [B]``, int64: the group, such as the user,
-    whose rows the metrics of ``RANKING`` compare; negative if a row has none.
+    whose rows the metrics of ``RANKING`` compare; negative if a row has none. ``row_ids [B]``, int64: the number of
+    each row in its split, or in the rows of its task if tasks have rows of their own; in evaluation.
 
     This is not a dataclass, since Lightning converts all numbers in dataclasses to the trainer's precision, which would
     round labels and weights (257 becomes 256 in bfloat16). ``with_inputs_as`` converts only the inputs.
@@ -364,8 +365,10 @@ class Batch:
         targets: dict[str, Tensor],
         weights: dict[str, Tensor] | None = None,
         groups: Tensor | None = None,
+        row_ids: Tensor | None = None,
     ) -> None:
         self.inputs, self.targets, self.weights, self.groups = inputs, targets, weights or {}, groups
+        self.row_ids = row_ids
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -376,8 +379,9 @@ class Batch:
 
     def is_on(self, device: torch.device) -> bool:
         """Return whether all tensors are on ``device``."""
-        parts = chain(self.inputs.values(), self.targets.values(), self.weights.values())
-        return all(value.device == device for value in parts) and (self.groups is None or self.groups.device == device)
+        single = (value for value in (self.groups, self.row_ids) if value is not None)
+        parts = chain(self.inputs.values(), self.targets.values(), self.weights.values(), single)
+        return all(value.device == device for value in parts)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on ``device``; Lightning calls this before each step."""
@@ -396,14 +400,15 @@ class Batch:
     def with_inputs_as(self, dtype: torch.dtype) -> Batch:
         """Return the batch with floating-point inputs of type ``dtype``, and all else as it is."""
         inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in self.inputs.items()}
-        return Batch(inputs, self.targets, self.weights, self.groups)
+        return Batch(inputs, self.targets, self.weights, self.groups, self.row_ids)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each of its tensors changed."""
         inputs, targets, weights = (
             {name: change(value) for name, value in part.items()} for part in (self.inputs, self.targets, self.weights)
         )
-        return Batch(inputs, targets, weights, None if self.groups is None else change(self.groups))
+        groups, row_ids = (None if value is None else change(value) for value in (self.groups, self.row_ids))
+        return Batch(inputs, targets, weights, groups, row_ids)
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,12 @@ def perfect(batch: Batch) -> Tensor:
 def evaluated(data: SquadDataModule, logits: Any = perfect) -> dict[str, float]:
     evaluation = Evaluation(data.spec.tasks)
     for batch in data.test_dataloader():
-        evaluation.update({"squad": logits(batch)}, batch.targets, batch.inputs["row"])
+        evaluation.update({"squad": logits(batch)}, batch.targets, batch.row_ids)
     return evaluation.compute()
 
 
 def windows_of_split(data: SquadDataModule) -> int:
     """Return the first row of the test split."""
-    return int(data.tasks["test"]["squad"].inputs["row"][0])
+    row_ids = data.tasks["test"]["squad"].row_ids
+    assert row_ids is not None
+    return int(row_ids[0])

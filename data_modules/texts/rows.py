@@ -77,7 +77,8 @@ class RaggedRows:
 
     ``tokens``: the ids of all rows one after the other, int32. Row r has ``tokens[offsets[r] : offsets[r + 1]]``, of
     which the first ``boundary[r]`` are segment 0; ``offsets [N + 1]`` int64, ``boundary [N]`` int32.
-    ``inputs [N, ...]``: more inputs by name, with one value per row. ``groups [N]``: see ``Batch``.
+    ``inputs [N, ...]``: more inputs by name, with one value per row. ``groups [N]``, ``row_ids [N]``: see ``Batch``;
+    ``row_ids`` if the rows have other numbers than their places.
     """
 
     tokens: Tensor
@@ -87,6 +88,7 @@ class RaggedRows:
     pad: int
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
     groups: Tensor | None = None
+    row_ids: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.boundary)
@@ -110,5 +112,5 @@ class RaggedRows:
         segments = (real & (position >= self.boundary[index][:, None])).long()
         targets = {name: value.index_select(0, index) for name, value in self.targets.items()}
         more = {name: value.index_select(0, index) for name, value in self.inputs.items()}
-        groups = None if self.groups is None else self.groups[index]
-        return Batch({"tokens": tokens, "segments": segments, **more}, targets, groups=groups)
+        groups, row_ids = (None if value is None else value[index] for value in (self.groups, self.row_ids))
+        return Batch({"tokens": tokens, "segments": segments, **more}, targets, groups=groups, row_ids=row_ids)

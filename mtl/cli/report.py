@@ -52,7 +52,7 @@ def finished(given: Sequence[str]) -> Path | None:
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool, data_dir: str | None = None) -> None:
     """Write the page of one finished run, whose data are in ``data_dir``, and print its metrics."""
-    print(f"{run}: predicting the test rows again for the page; a few seconds, more for many columns", flush=True)
+    print(f"{run}: writing its page; of a table a few seconds, more for many columns", flush=True)
     from mtl.use.run_page import write_run_page
 
     sections = write_run_page(run, trust, curves=curves, places={"data_dir": data_dir} if data_dir else {})

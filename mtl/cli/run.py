@@ -28,17 +28,18 @@ from mtl.cli.ending import next_commands
 from mtl.config import build
 from mtl.config.check import check
 from mtl.config.patterns import with_columns
-from mtl.config.resume import check_batches, config_to_load, places_of
+from mtl.config.resume import check_batches, places_of
 from mtl.config.teacher import read_teacher
 from mtl.files.literals import escape_interpolation
-from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
+from mtl.files.records import CHECKPOINTS, CONFIG, PREDICTIONS, RESULTS
 from mtl.files.writing import write_json, write_text
 from mtl.loggers.base import run_loggers
 from mtl.runs import channel, commands, results
 from mtl.runs.advice import advice
 from mtl.runs.commands import command
+from mtl.runs.predictions_file import write_predictions
 from mtl.runs.signals import Stopped, stop_signals
-from mtl.training.measurements import Measurements
+from mtl.training.measurements import NETWORK, Measurements
 
 log = logging.getLogger("mtl")
 
@@ -159,7 +160,6 @@ def _run(
     from mtl.report.against import compare_with_baselines
     from mtl.use import run_page, slices  # noqa: F401
     from mtl.use.card import write_card
-    from mtl.use.trained import model_of
 
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,16 +205,19 @@ def _run(
         record["best_epochs"] = {
             task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in progress.items()
         }
-        write_json(folder / RESULTS, record)
+        tasks, predictions = module.tasks.values(), module.predictions
+        row_info = {split: data.row_info(split) for split, _ in predictions}
         if cfg.data.get("slices"):
-            trained = read(str(weights))
-            model = model_of(trained, config_to_load(trained, cfg.get("trust") or ()))
-            record["slices"] = slices.slices_of(model, data.sliced())
-            found = slices.read(record["slices"])
-            record["advice"] += slices.sentences(found)
-            write_json(folder / RESULTS, record)
+            cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
+            record["slices"] = slices.slices_of(tasks, predictions["test", NETWORK], cells, data.row_encoder)
+            by_slice = slices.read(record["slices"])
+            record["advice"] += slices.sentences(by_slice)
             for run_logger in run_loggers(trainer.loggers):
-                run_logger.log_markdown("slices", slices.table_of(found, record["main_metrics"]).markdown())
+                run_logger.log_markdown("slices", slices.table_of(by_slice, record["main_metrics"]).markdown())
+        if cfg.get("predictions") and not channel.started():  # a search would write as many as it has trials
+            digests = {split: data.rows_digest(split) for split in row_info}
+            write_predictions(folder / PREDICTIONS, predictions, [*tasks], row_info, digests)
+        write_json(folder / RESULTS, record)
         for run_logger in run_loggers(trainer.loggers) if not cfg.evaluate else ():
             run_logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
         if python is None:

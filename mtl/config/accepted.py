@@ -46,6 +46,7 @@ TOP: dict[str, Any] = {
     "monitor": Name,
     "tested": Literal["best", "last"],
     "report": bool,
+    "predictions": bool,
     "calibrate": bool,
     "task_batches": bool,
     "baseline": Model,

@@ -14,6 +14,7 @@ COMMAND = "command.json"  # the overrides, choices and seed of a new run, writte
 CONFIG = "config.yaml"  # written before a run trains
 LOG = "train.log"
 CHECKPOINTS = "checkpoints"  # the folder of best.ckpt and last.ckpt
+PREDICTIONS = "predictions.parquet"  # of the test rows; has labels, so it stays in the run folder
 RESULTS = "results.json"  # written last
 LARGEST = 1 << 24  # the largest file that is read, in bytes,
 LONGEST = 1 << 30  # and the largest with a row for each step

@@ -46,7 +46,7 @@ Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of
 PLACES = {"train": ("data.path", "frame"), "val": ("data.val_path", "valid"), "test": ("data.test_path", "test")}
 SHARE = 0.1  # of the rows, for each of validation and test
 # What a run writes for people to look at, which nobody sees in a temporary folder
-UNSEEN = {"logger": "none", "callbacks.routing.pictures": False}
+UNSEEN = {"logger": "none", "callbacks.routing.pictures": False, "predictions": False}
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")  # that Lightning sets
 LIGHTNING = ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero")  # loggers
 

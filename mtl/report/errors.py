@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ from mtl.files.literals import escape_mathtext
 from mtl.files.tables import Table
 from mtl.predictions import class_names
 from mtl.report.page import Picture, picture
-from mtl.training.metrics import Rows, value_of
-from mtl.types import TaskSpec, labelled
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.metrics import value_of
+from mtl.types import KINDS, TaskSpec
 
 _SIZE = (4.2, 3.5)  # inches: about 400 pixels
 _GROUPS = 10  # points of a reliability diagram
@@ -32,72 +32,42 @@ _MOST_CLASSES = 20  # rows of a confusion matrix
 _MOST_POINTS = 2000  # of a picture
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _LONGEST = 14  # characters of a class at an axis
+Predictions = tuple[TaskSpec, LabeledPredictions]
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """The N rows that have a label of ``task``; ``row [N]`` are their numbers, from 0, among all rows.
-
-    ``prediction [N]``: the probability of the positive class, the number of the most probable class, or a value in the
-    units of the labels. ``error [N]``: one minus the probability of the right class, or the distance from the label.
-    """
-
-    task: TaskSpec
-    row: Tensor
-    label: Tensor
-    prediction: Tensor
-    error: Tensor
-
-    @staticmethod
-    def of(task: TaskSpec, values: Tensor, target: Tensor, first: int) -> Predicted:
-        """Return the labelled rows of a batch; ``values``: as of ``mtl.predictions.readable``, ``first``: its row."""
-        known = labelled(task, target)
-        row, values, label = known.nonzero()[:, 0] + first, values[known].double(), target[known]
-        if task.kind == "multiclass":
-            return Predicted(task, row, label, values.argmax(-1), 1 - values.gather(1, label[:, None])[:, 0])
-        values = task.single(values) if task.kind == "regression" else values
-        return Predicted(task, row, label, values, (values - label.double()).abs())
-
-    @staticmethod
-    def joined(parts: Sequence[Predicted]) -> Predicted:
-        names = ("row", "label", "prediction", "error")
-        return Predicted(parts[0].task, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
+def pictures_of_errors(predictions: Sequence[Predictions]) -> list[Picture]:
+    """Return the pictures of all tasks, with their labelled rows: those of binary tasks share theirs."""
+    kinds = {kind: [pair for pair in predictions if pair[0].kind == kind] for kind in KINDS}
+    drawn = [_of_binary(kinds["binary"], *curve) for curve in _BINARY if kinds["binary"]]
+    drawn += [_confusion(*pair) for pair in kinds["multiclass"]]
+    return [*filter(None, drawn), *(_scatter(*pair) for pair in kinds["regression"])]
 
 
-def pictures_of_errors(found: Sequence[Predicted]) -> list[Picture]:
-    """Return the pictures of all tasks: those of binary tasks share theirs."""
-    binary = [each for each in found if each.task.kind == "binary"]
-    drawn = [_of_binary(binary, *each) for each in _BINARY if binary]
-    drawn += [_confusion(each) for each in found if each.task.kind == "multiclass"]
-    return [*filter(None, drawn), *(_scatter(each) for each in found if each.task.kind == "regression")]
-
-
-def residuals(found: Sequence[Predicted]) -> list[Table]:
+def residuals(predictions: Sequence[Predictions]) -> list[Table]:
     """Return the quantiles of prediction minus label of the regressions, if there are any."""
-    known = [each for each in found if each.task.kind == "regression"]
-    rows = [[each.task.name, *map(number, _quantiles(each))] for each in known]
+    rows = [[task.name, *map(number, _quantiles(own))] for task, own in predictions if task.kind == "regression"]
     header = ["task", *(f"{level:.0%}" for level in _QUANTILES)]
     return [Table(header, rows, "Prediction minus label: quantiles")] if rows else []
 
 
-def _quantiles(found: Predicted) -> list[float]:
-    return [float(q) for q in np.quantile((found.prediction - found.label).numpy(), _QUANTILES)]
+def _quantiles(rows: LabeledPredictions) -> list[float]:
+    return [float(q) for q in np.quantile((rows.prediction - rows.label).numpy(), _QUANTILES)]
 
 
-def _reliability(axes: Axes, found: Predicted, style: dict[str, Any]) -> None:
-    order = found.prediction.argsort()
-    groups = [part for part in order.tensor_split(_GROUPS) if len(part)]
-    points = [(float(found.prediction[part].mean()), float(found.label[part].mean())) for part in groups]
+def _reliability(axes: Axes, rows: LabeledPredictions, style: dict[str, Any]) -> None:
+    order = rows.prediction.argsort()
+    groups = [rows.at(part) for part in order.tensor_split(_GROUPS) if len(part)]
+    points = [(float(group.prediction.mean()), float(group.label.double().mean())) for group in groups]
     axes.plot(*zip(*points, strict=True), **style, marker="o", markersize=4)
 
 
-def _roc(axes: Axes, found: Predicted, style: dict[str, Any]) -> None:
-    false, true, _ = binary_roc(found.prediction, found.label.long())
+def _roc(axes: Axes, rows: LabeledPredictions, style: dict[str, Any]) -> None:
+    false, true, _ = binary_roc(rows.prediction, rows.label)
     axes.plot(_thin(false), _thin(true), **style)
 
 
-def _precision(axes: Axes, found: Predicted, style: dict[str, Any]) -> None:
-    precision, recall, _ = binary_precision_recall_curve(found.prediction, found.label.long())
+def _precision(axes: Axes, rows: LabeledPredictions, style: dict[str, Any]) -> None:
+    precision, recall, _ = binary_precision_recall_curve(rows.prediction, rows.label)
     axes.plot(_thin(recall), _thin(precision), **style)
 
 
@@ -109,16 +79,15 @@ _BINARY: tuple[tuple[Callable[..., None], str, str, str, str], ...] = (  # metri
 
 
 def _of_binary(
-    found: Sequence[Predicted], draw: Callable[..., None], metric: str, across: str, up: str, title: str
+    predictions: Sequence[Predictions], draw: Callable[..., None], metric: str, across: str, up: str, title: str
 ) -> Picture | None:
     """Draw one curve for each task whose test rows have both classes; None if there is no such task."""
     figure, axes = _axes(across, up, title)
-    values = [value_of("binary", metric, Rows(each.prediction, each.label.long())) for each in found]
-    both = [0 < float(each.label.mean()) < 1 for each in found]
-    for index, (each, value, drawn) in enumerate(zip(found, values, both, strict=True)):
+    both = [0 < int(rows.label.sum()) < len(rows) for _, rows in predictions]
+    for index, ((task, rows), drawn) in enumerate(zip(predictions, both, strict=True)):
         if drawn or draw is _reliability:
-            name = escape_mathtext(each.task.name)
-            draw(axes, each, look(index) | {"linewidth": 1.6, "label": f"{value:.3f}  {name}"})
+            name = f"{value_of('binary', metric, rows):.3f}  {escape_mathtext(task.name)}"
+            draw(axes, rows, look(index) | {"linewidth": 1.6, "label": name})
     if not axes.lines:
         return None
     caption = f"{title}; the legend has {metric}"
@@ -129,26 +98,26 @@ def _of_binary(
         ends = [*axes.get_xlim(), *axes.get_ylim()]
         axes.set(xlim=(min(ends), max(ends)), ylim=(min(ends), max(ends)))
     else:
-        left_out = [each.task.name for each, drawn in zip(found, both, strict=True) if not drawn]
+        left_out = [task.name for (task, _), drawn in zip(predictions, both, strict=True) if not drawn]
         caption += f". Undefined, since the test rows have one class: {', '.join(left_out)}" if left_out else ""
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.legend(fontsize=8, title=metric, title_fontsize=8, alignment="left")
     return picture(figure, caption)
 
 
-def _confusion(found: Predicted) -> Picture:
+def _confusion(task: TaskSpec, rows: LabeledPredictions) -> Picture:
     """Draw the counts of each pair of label and prediction; colours are shares of the rows of a label."""
-    classes = class_names(found.task)
+    classes = class_names(task)
     place, names = torch.arange(len(classes)), classes
     if len(classes) > _MOST_CLASSES:
-        often = found.label.bincount(minlength=len(classes)).argsort(descending=True, stable=True)
+        often = rows.label.bincount(minlength=len(classes)).argsort(descending=True, stable=True)
         kept = often[: _MOST_CLASSES - 1].sort().values
         place = torch.full((len(classes),), len(kept))
         place[kept] = torch.arange(len(kept))
         names = [*(classes[index] for index in kept.tolist()), f"{len(classes) - len(kept)} others"]
-    counts = multiclass_confusion_matrix(place[found.prediction], place[found.label], len(names)).numpy()
+    counts = multiclass_confusion_matrix(place[rows.prediction], place[rows.label], len(names)).numpy()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure, axes = _axes("predicted", "label", found.task.name, 1.6 + 0.38 * len(names))
+    figure, axes = _axes("predicted", "label", task.name, 1.6 + 0.38 * len(names))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.grid(False)
     for row, column in np.ndindex(*counts.shape):
@@ -158,18 +127,18 @@ def _confusion(found: Predicted) -> Picture:
     axes.set_xticks(range(len(names)), short, rotation=90 if max(map(len, short)) > 2 else 0, fontsize=8)
     axes.set_yticks(range(len(names)), short, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the rows of a label")
-    return picture(figure, f"{found.task.name}: test rows by label and predicted class")
+    return picture(figure, f"{task.name}: test rows by label and predicted class")
 
 
-def _scatter(found: Predicted) -> Picture:
-    task, label, prediction = found.task, _thin(found.label), _thin(found.prediction)
+def _scatter(task: TaskSpec, rows: LabeledPredictions) -> Picture:
+    label, prediction = _thin(rows.label), _thin(rows.prediction)
     figure, axes = _axes("label", "prediction", task.name)
     axes.scatter(label, prediction, s=9, alpha=0.3, color=look(0)["color"], linewidths=0)
     if task.is_log and min(label.min(), prediction.min()) > 0:
         axes.set(xscale="log", yscale="log")
     ends = min(label.min(), prediction.min()), max(label.max(), prediction.max())
     axes.plot(ends, ends, color="0.5", linewidth=0.8, linestyle=":", zorder=3)
-    some = f", {len(label):,} of {len(found.label):,} test rows" if len(label) < len(found.label) else ""
+    some = f", {len(label):,} of {len(rows):,} test rows" if len(label) < len(rows) else ""
     return picture(figure, f"{task.name}: prediction over label{some}; on the dotted line they are equal")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtl.training.metrics import Rows
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import RANKING, metric_family
 
 LEAST = 30  # labelled rows from which a difference can be told from chance
@@ -22,8 +22,8 @@ Resample = Callable[[Any], tuple[Tensor, Tensor | None]]  # drawn units -> rows 
 
 
 def standard_error(
-    value: Callable[[Sequence[Rows]], float],
-    rows: Sequence[Rows],
+    value: Callable[[Sequence[LabeledPredictions]], float],
+    rows: Sequence[LabeledPredictions],
     metric: str,
     resamples: int,
     most: int,
@@ -49,13 +49,13 @@ def standard_error(
     return float(defined.std(ddof=1)) * math.sqrt(size / units), units - 1
 
 
-def _by_row(rows: Rows, most: int) -> tuple[Resample, int, int]:
+def _by_row(rows: LabeledPredictions, most: int) -> tuple[Resample, int, int]:
     """Return how rows are resampled, their number, and that of a resample."""
     count = len(rows.label)
     return lambda drawn: (torch.from_numpy(drawn), None), count, min(count, most)
 
 
-def _by_group(rows: Rows, most: int) -> tuple[Resample, int, int]:
+def _by_group(rows: LabeledPredictions, most: int) -> tuple[Resample, int, int]:
     """Return how whole groups are resampled, their number, and that of a resample; each drawn one is its own group."""
     groups = rows.groups.numpy()
     order = np.argsort(groups, kind="stable")

@@ -15,8 +15,9 @@ from mtl.chains import joint_logits
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, gather_rows
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, float64_if_supported, has_float64
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import pinball, task_loss_sums
-from mtl.training.metrics import Rows, averages, mean_of_defined, metric_names, value_of
+from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
 from mtl.types import RANKING, TaskSpec, labelled, metric_family
 
 Columns = dict[str, Tensor]  # [N, ...] each
@@ -81,7 +82,9 @@ class LossMeter(KeepsBufferPrecision):
 class Evaluation(KeepsBufferPrecision):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
-    Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU.
+    Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU. The
+    first process then has those of all processes, in the order of their numbers, so metrics do not depend on how the
+    rows were divided into batches, nor among the processes.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -91,6 +94,7 @@ class Evaluation(KeepsBufferPrecision):
         self.shown = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
         self._batches: dict[str, list[Columns]] = {name: [] for name in self.tasks}
+        self._gathered: dict[str, Columns] | None = None  # the rows of all processes, in the first one
         for task in tasks:
             scored = task.kind != "span" or task.scorer is not None
             require(scored, f"task {task.name!r}: a task of kind span needs a scorer")
@@ -99,43 +103,50 @@ class Evaluation(KeepsBufferPrecision):
         self,
         predictions: Mapping[str, Tensor],
         targets: Mapping[str, Tensor],
-        rows: Tensor | None = None,
+        row_ids: Tensor | None = None,
         weights: Mapping[str, Tensor] | None = None,
         groups: Tensor | None = None,
     ) -> None:
         """Add a batch: ``predictions[task]`` as returned by a network, ``targets[task] [B]``.
 
-        Span tasks need ``rows [B]``, the row numbers for their scorers, and are scored on all rows, labelled or not.
-        ``weights`` and ``groups``: see ``Batch``. Weights affect only the losses, not the metrics.
+        ``row_ids``, ``weights`` and ``groups``: see ``Batch``. Without ``row_ids``, the rows of each task are numbered
+        as they come; span tasks need them for their scorers, and are scored on all rows, labelled or not. Weights
+        affect only the losses, not the metrics.
         """
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
             predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
-            rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
+            row_ids, groups = (None if value is None else value.cpu() for value in (row_ids, groups))
         predictions = {name: self.tasks[name].calibrated(value) for name, value in predictions.items()}
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*task_loss_sums(self.tasks, predictions, targets, weights))
+        self._gathered = None
         for name, prediction in predictions.items():
-            columns = self._columns(self.tasks[name], prediction, targets[name], rows, groups)
+            columns = self._columns(self.tasks[name], prediction, targets[name], row_ids, groups)
+            columns |= {"weight": weights[name]} if weights and name in weights else {}
             self._batches[name].append(_on_cpu(columns))
 
     def _columns(
-        self, task: TaskSpec, prediction: Tensor, target: Tensor, rows: Tensor | None, groups: Tensor | None
+        self, task: TaskSpec, prediction: Tensor, target: Tensor, row_ids: Tensor | None, groups: Tensor | None
     ) -> Columns:
         """Return what a task's metrics need of a batch: predictions and labels, or the input of a scorer."""
         shown = self.shown[task.name]
         if task.kind == "span":
-            require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")
-            assert rows is not None
+            require(row_ids is not None, f"task {task.name!r}: evaluation of a task of kind span needs row_ids")
+            assert row_ids is not None
             assert task.scorer is not None
-            found = best_spans(at_least_float32(prediction), task.scorer.context[rows.cpu()], task.scorer.max_answer)
-            return {"rows": rows, **dict(zip(("spans", "scores", "null_scores"), found, strict=True))}
+            context = task.scorer.context[row_ids.cpu()]
+            found = best_spans(at_least_float32(prediction), context, task.scorer.max_answer)
+            return {"row_id": row_ids, **dict(zip(("spans", "scores", "null_scores"), found, strict=True))}
+        if row_ids is None:
+            first = sum(len(batch["row_id"]) for batch in self._batches[task.name])
+            row_ids = torch.arange(first, first + len(target))
         if task.kind == "multiclass":
             scores = at_least_float32(prediction).double().softmax(-1)  # [B, C]
             confidence, best = scores.max(-1)
-            columns = {"prediction": best, "label": target, "confidence": confidence}
+            columns = {"row_id": row_ids, "prediction": best, "label": target, "confidence": confidence}
             columns["likelihood"] = scores.gather(1, target.clamp(min=0)[:, None])[:, 0]
             return columns | {"scores": scores} if "auroc" in shown else columns
-        columns = {"prediction": prediction, "label": target}
+        columns = {"row_id": row_ids, "prediction": prediction, "label": target}
         if task.kind == "regression":
             return columns
         ranked = [name for name in shown if metric_family(name) in RANKING]
@@ -158,15 +169,16 @@ class Evaluation(KeepsBufferPrecision):
         """
         result = self.meter.compute()
         metrics: dict[str, float] = {}
-        for name, task in self.tasks.items():
-            columns = gather_rows(_joined(self._batches[name])) if f"{name}/loss" in result else {}
-            if not columns:
+        for name, columns in self._rows().items():
+            task = self.tasks[name]
+            if f"{name}/loss" not in result:
                 continue
             if task.kind == "span":
                 assert task.scorer is not None
-                known = task.scorer.score(**columns)
+                names = ("row_id", "spans", "scores", "null_scores")
+                known = task.scorer.score(*(columns[column] for column in names))
             else:
-                rows = _labelled_rows(task, columns)
+                rows = LabeledPredictions(**columns)
                 known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
             metrics |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
         result |= gather(metrics)[0]
@@ -174,27 +186,28 @@ class Evaluation(KeepsBufferPrecision):
         means = {name: mean_of_defined(values) for name, values in found.items() if values}
         return {"loss": result["loss"], **means, **result}
 
-    def labelled_rows(self, name: str) -> tuple[Rows, Tensor]:
-        """Return the labelled rows of a task that this process has seen, and their numbers in the pass ``[N]``."""
-        columns = _joined(self._batches[name])
-        if not columns:
-            nothing = torch.zeros(0)
-            return Rows(nothing, nothing), nothing.long()
-        return _labelled_rows(self.tasks[name], columns), labelled(self.tasks[name], columns["label"]).nonzero()[:, 0]
+    def gathered(self) -> dict[str, LabeledPredictions]:
+        """Return the labelled rows of each task, by number, of all processes in the first one, and {} in the others.
 
-    def gathered_rows(self, name: str) -> Rows | None:
-        """Return the labelled rows of a task of all processes in the first one, None in the others or without a row.
-
-        Every process has to call this.
+        Tasks without a label, and those of kind span, are left out. Every process has to call this.
         """
-        columns = gather_rows(_joined(self._batches[name]))
-        return _labelled_rows(self.tasks[name], columns) if columns else None
+        rows = {name: columns for name, columns in self._rows().items() if self.tasks[name].kind != "span"}
+        return {name: LabeledPredictions(**columns) for name, columns in rows.items() if len(columns["label"])}
 
-    def rows(self) -> dict[str, Rows]:
-        """Return the labelled rows of this process by task; tasks without a label, and those of spans, are left out."""
-        tasks = [name for name, task in self.tasks.items() if task.kind != "span"]
-        found = {name: self.labelled_rows(name)[0] for name in tasks}
-        return {name: rows for name, rows in found.items() if len(rows.label)}
+    def _rows(self) -> dict[str, Columns]:
+        """Return the labelled rows of ``gathered``, and what a scorer needs of all rows of the tasks of kind span.
+
+        The processes exchange rows once. Tasks without rows are left out.
+        """
+        if self._gathered is None:
+            self._gathered = {}
+            for name, task in self.tasks.items():
+                columns = gather_rows(_joined(self._batches[name]))
+                if columns:
+                    order = columns["row_id"].argsort(stable=True)
+                    ordered = {column: values[order] for column, values in columns.items()}
+                    self._gathered[name] = ordered if task.kind == "span" else _labelled_rows(task, ordered)
+        return self._gathered
 
     def undefined(self, result: Mapping[str, float]) -> set[str]:
         """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
@@ -216,10 +229,11 @@ class Evaluation(KeepsBufferPrecision):
     def reset(self) -> None:
         self.meter.sums.zero_()
         self._batches = {name: [] for name in self._batches}
+        self._gathered = None
 
 
 def as_compared(task: TaskSpec, prediction: Tensor) -> Tensor:
-    """Return predictions ``[N]`` as metrics compare them: see ``Rows.prediction``."""
+    """Return predictions ``[N]`` as metrics compare them: see ``LabeledPredictions``."""
     if task.kind == "multiclass":
         return prediction
     prediction = at_least_float32(prediction)
@@ -246,20 +260,20 @@ def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor
     return spans, score, logits[:, 0].sum(-1)
 
 
-def _labelled_rows(task: TaskSpec, columns: Columns) -> Rows:
-    """Return the rows that have a label, with predictions as metrics compare them."""
+def _labelled_rows(task: TaskSpec, columns: Columns) -> Columns:
+    """Return the columns of ``LabeledPredictions``: the rows that have a label, predictions as metrics compare them."""
     mask = labelled(task, columns["label"])
     columns = {name: value[mask] for name, value in columns.items()}
     prediction, label = as_compared(task, columns["prediction"]), columns["label"]
     if task.kind != "regression":
-        return Rows(**columns | {"prediction": prediction, "label": label.long()})
+        return columns | {"prediction": prediction, "label": label.long()}
     label = label.double()
-    found = {"prediction": prediction, "label": label}
+    found = columns | {"prediction": prediction, "label": label}
     if task.quantiles:
         several = task.in_units(at_least_float32(columns["prediction"])).reshape(-1, task.outputs)  # [N, Q], ascending
         above = (several[:, 0] <= label) | (task.outputs == 1)
         found |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
-    return Rows(**found)
+    return found
 
 
 def _joined(batches: Sequence[Columns]) -> Columns:

@@ -12,44 +12,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from mtl.objectives import OF_QUANTILES
+from mtl.training.labeled_predictions import UNDEFINED, LabeledPredictions
 from mtl.types import TaskKind, TaskSpec, metric_family
-
-UNDEFINED = torch.tensor(torch.nan)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The N labelled rows of a binary, multiclass or regression task.
-
-    ``label [N]`` are the labels. ``prediction [N]`` is a probability (binary), the most probable class (multiclass) or
-    a value in the units of the labels (regression). A multiclass task also has ``confidence [N]``, the probability of
-    the predicted class; ``likelihood [N]``, the probability of the label; and, if a metric needs them, all
-    probabilities ``scores [N, C]``. A task with quantiles has ``pinball [N]``, the pinball loss of each row, and
-    ``covered [N]``, whether the label is between the outermost quantiles or, if there is but one, not above it. A
-    binary task may have ``groups [N]``: ranking metrics rank the rows of each group separately, and a negative number
-    means no group.
-    """
-
-    prediction: Tensor
-    label: Tensor
-    confidence: Tensor = UNDEFINED
-    likelihood: Tensor = UNDEFINED
-    scores: Tensor = UNDEFINED
-    groups: Tensor = UNDEFINED
-    pinball: Tensor = UNDEFINED
-    covered: Tensor = UNDEFINED
-
-    def at(self, index: Tensor) -> Rows:
-        """Return the rows with these numbers ``[M]``."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return Rows(**{name: value[index] if value.dim() else value for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -60,7 +31,7 @@ class Metric:
     higher_is_better: bool | None = True
 
 
-def positives(rows: Rows) -> Tensor:
+def positives(rows: LabeledPredictions) -> Tensor:
     """Return the predicted classes ``[N]``, 0 or 1, of a binary task, with a threshold of 0.5."""
     return (rows.prediction > 0.5).long()
 
@@ -75,13 +46,13 @@ def auroc(prediction: Tensor, label: Tensor) -> Tensor:
     return binary_auroc(prediction, label, validate_args=False) if 0 < label.sum() < len(label) else UNDEFINED
 
 
-def one_versus_rest_auroc(rows: Rows) -> Tensor:
+def one_versus_rest_auroc(rows: LabeledPredictions) -> Tensor:
     """Return the mean over the classes of the AUROC of each against all others; classes without rows are left out."""
     values = [auroc(scores, (rows.label == number).long()) for number, scores in enumerate(rows.scores.unbind(1))]
     return torch.stack([value.cpu() for value in values]).nanmean()
 
 
-def average_precision(rows: Rows) -> Tensor:
+def average_precision(rows: LabeledPredictions) -> Tensor:
     """Return the average precision, sum_n (R_n - R_(n-1)) P_n over the thresholds, with recall R and precision P."""
     from torchmetrics.functional.classification import binary_average_precision
 
@@ -104,7 +75,7 @@ def log_loss(likelihood: Tensor) -> Tensor:
     return -likelihood.clamp(min=torch.finfo(torch.float64).eps).log().mean()
 
 
-def normalised_entropy(rows: Rows) -> Tensor:
+def normalised_entropy(rows: LabeledPredictions) -> Tensor:
     """Return the log loss over that of the share of positive labels as a constant prediction (He et al. 2014).
 
     Below 1 is better than the constant. It is undefined if all labels are equal.
@@ -114,16 +85,16 @@ def normalised_entropy(rows: Rows) -> Tensor:
     return binary_log_loss(rows) / constant if constant > 0 else UNDEFINED
 
 
-def calibration_ratio(rows: Rows) -> Tensor:
+def calibration_ratio(rows: LabeledPredictions) -> Tensor:
     """Return the sum of the predictions over that of the labels (He et al. 2014); above 1, predictions are too high."""
     return rows.prediction.double().sum() / rows.label.sum() if rows.label.any() else UNDEFINED
 
 
-def binary_log_loss(rows: Rows) -> Tensor:
+def binary_log_loss(rows: LabeledPredictions) -> Tensor:
     return log_loss(torch.where(rows.label == 1, rows.prediction, 1 - rows.prediction))
 
 
-def top(rows: Rows, name: str, k: int) -> Tensor:
+def top(rows: LabeledPredictions, name: str, k: int) -> Tensor:
     """Return the metric ``name`` of the ``k`` per cent of the rows with the highest predictions, at least one row.
 
     ``precision``: the share of positives among them. ``recall``: the share of all positives that are among them.
@@ -141,7 +112,7 @@ def top(rows: Rows, name: str, k: int) -> Tensor:
     return found / positives if name == "recall" else found / count / (positives / len(rows.label))
 
 
-def grouped_auroc(rows: Rows) -> Tensor:
+def grouped_auroc(rows: LabeledPredictions) -> Tensor:
     """Return GAUC, the mean of the AUROC of each group, weighted by its number of rows (Zhou et al. 2018, section 6.2).
 
     A group is a user, say, and its rows are the impressions. Groups whose labels are all equal, and rows with a
@@ -169,7 +140,7 @@ def f1(predicted: Tensor, label: Tensor) -> Tensor:
     return 2 * (predicted & label).sum().double() / (predicted.sum() + label.sum()).clamp(min=1)
 
 
-def macro_f1(rows: Rows) -> Tensor:
+def macro_f1(rows: LabeledPredictions) -> Tensor:
     """Return the mean F1 of the classes that are predicted or labelled."""
     classes = torch.cat([rows.prediction, rows.label]).bincount().nonzero()[:, 0]
     return torch.stack([f1(rows.prediction == number, rows.label == number) for number in classes]).mean()
@@ -203,12 +174,12 @@ def ranks(values: Tensor) -> Tensor:
     return mean[index].to(values.dtype)
 
 
-def mean_squared_error(rows: Rows) -> Tensor:
+def mean_squared_error(rows: LabeledPredictions) -> Tensor:
     """Return the mean of the squared differences of predictions and labels."""
     return (rows.prediction - rows.label).square().mean()
 
 
-def r2(rows: Rows) -> Tensor:
+def r2(rows: LabeledPredictions) -> Tensor:
     """Return R^2 = 1 - sum (t - p)^2 / sum (t - mean)^2 with labels t and predictions p, the explained variance."""
     if bool(rows.label.min() == rows.label.max()):
         return UNDEFINED
@@ -216,7 +187,7 @@ def r2(rows: Rows) -> Tensor:
     return 1 - unexplained / (rows.label - rows.label.mean()).square().sum()
 
 
-def ranking(rows: Rows, name: str, k: int | None = None) -> Tensor:
+def ranking(rows: LabeledPredictions, name: str, k: int | None = None) -> Tensor:
     """Return the mean over the groups of the ranking metric ``name``; with ``k``, only the first k rows count.
 
     The candidates are the labelled rows of the group in the split. For a recommender, a group is a user: its candidates
@@ -307,7 +278,7 @@ def metric_names(task: TaskSpec) -> tuple[str, ...]:
     return tuple(task.metrics) or (OF_QUANTILES if task.quantiles else DEFAULTS[task.kind])
 
 
-def value_of(kind: TaskKind, name: str, rows: Rows) -> float:
+def value_of(kind: TaskKind, name: str, rows: LabeledPredictions) -> float:
     """Return the metric ``name`` of ``rows``, such as ``ndcg@10`` or ``recall@5%``."""
     k = name.partition("@")[2].removesuffix("%")
     compute = ALL[kind][metric_family(name)].compute

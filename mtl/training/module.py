@@ -20,8 +20,9 @@ from mtl.nn.functional import has_float64
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import task_loss_sums
-from mtl.training.measurements import Measurements, log_measurements, log_values
+from mtl.training.measurements import NETWORK, Measurements, log_measurements, log_values
 from mtl.training.sparse import CompositeOptimizer, make_sparse, plain_gradients
 from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
@@ -78,6 +79,8 @@ class MultiTaskModule(LightningModule):
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
         self.measured = Measurements()  # the latest of each number, also of models beside the network
+        # Of the latest test, in the first process: by split and model, the labelled rows of each task
+        self.predictions: dict[tuple[str, str], dict[str, LabeledPredictions]] = {}
         self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
         self._named: set[str] = set()  # undefined values that a warning has named
         self._metrics: dict[str, float] = {}  # the latest values, in a run that is resumed
@@ -216,8 +219,7 @@ class MultiTaskModule(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         batch = self.converted(batch)
         output = self(batch.inputs, list(batch.targets))
-        rows, weights, groups = batch.inputs.get("row"), batch.weights, batch.groups
-        self.evaluation.update(output.predictions, batch.targets, rows, weights, groups)
+        self.evaluation.update(output.predictions, batch.targets, batch.row_ids, batch.weights, batch.groups)
         return {"routings": output.routings}
 
     test_step = validation_step
@@ -313,6 +315,8 @@ class MultiTaskModule(LightningModule):
 
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()
+        if stage == "test":
+            self.predictions[stage, NETWORK] = self.evaluation.gathered()
         self.evaluation.reset()
         self.undefined = {f"{stage}/{name}" for name in self.evaluation.undefined(results)}
         new = self.undefined - self._named

@@ -17,7 +17,8 @@ from mtl.objectives import OF_QUANTILES
 from mtl.options import Positive, RunSeed, validated
 from mtl.report.statistics import Difference, Outcome, holm
 from mtl.training.bootstrap import standard_error
-from mtl.training.metrics import Rows, higher_is_better, metric_names, value_of
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.metrics import higher_is_better, metric_names, value_of
 from mtl.types import MISSING_CLASS, Batch, TaskSpec, labelled
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluation_of
@@ -66,7 +67,7 @@ def compare(
     for task, metric, pair, kept in _labelled_by_both(model_a, model_b, frame, where):
         found.append((task, None, _compared(task, metric, pair, resamples, seed)))
         if by is not None:
-            own = values_of(frame[by], model_a).filter(pl.Series(kept.numpy()))
+            own = values_of(frame[by], model_a.encoder).filter(pl.Series(kept.numpy()))
             for value in own.value_counts().filter(pl.col("count") >= LEAST)[by].sort():
                 index = own.eq(value).arg_true().to_torch().long()
                 part = [each.at(index) for each in pair]
@@ -83,7 +84,7 @@ def compare(
 
 def _labelled_by_both(
     model_a: TrainedModel, model_b: TrainedModel, frame: pl.DataFrame, where: str
-) -> Iterator[tuple[TaskSpec, str, list[Rows], Tensor]]:
+) -> Iterator[tuple[TaskSpec, str, list[LabeledPredictions], Tensor]]:
     """Yield each task of both models, its main metric, the rows of both with a label, and which rows those are."""
     tasks: list[dict[str, TaskSpec]] = [{t.name: t for t in each.spec.tasks} for each in (model_a, model_b)]
     shared = [name for name in tasks[0] if name in tasks[1]]
@@ -112,7 +113,7 @@ def _labelled_by_both(
     rows = []
     for model, batch in zip((model_a, model_b), batches, strict=True):
         own = [replace(each, metrics=(metrics[each.name],)) if each.name in kept else each for each in model.spec.tasks]
-        rows.append(evaluation_of(model, [_only(batch, kept)], own).rows())
+        rows.append(evaluation_of(model, [_only(batch, kept)], own).gathered())
     for name in shared:
         yield tasks[0][name], metrics[name], [each[name] for each in rows if name in each], kept[name]
 
@@ -132,11 +133,11 @@ def _only(batch: Batch, kept: dict[str, Tensor]) -> Batch:
 
 
 def _compared(
-    task: TaskSpec, metric: str, pair: list[Rows], resamples: int, seed: int
+    task: TaskSpec, metric: str, pair: list[LabeledPredictions], resamples: int, seed: int
 ) -> tuple[dict[str, Any], Difference]:
     """Return the columns of a comparison, and the difference, positive if the second network is better."""
 
-    def change(rows: Sequence[Rows]) -> float:
+    def change(rows: Sequence[LabeledPredictions]) -> float:
         a, b = (value_of(task.kind, metric, each) for each in rows)
         return b - a
 

@@ -33,7 +33,7 @@ def evaluation_of(
         for start in range(0, len(batch), batch_size):
             part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(model.device)
             output = model.network(part.inputs, list(part.targets))
-            evaluation.update(output.predictions, part.targets, None, part.weights, part.groups)
+            evaluation.update(output.predictions, part.targets, part.row_ids, part.weights, part.groups)
     return evaluation
 
 

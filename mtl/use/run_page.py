@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 
-from mtl.checkpoints.files import read
+from mtl.checkpoints.files import Checkpoint, read
 from mtl.checks import InputError, first_line
 from mtl.config import build
 from mtl.config.resume import config_to_load
@@ -21,17 +20,19 @@ from mtl.data_modules.tables.cells import FILE, named
 from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table, bullets
-from mtl.predictions import class_names, readable
+from mtl.predictions import class_names
 from mtl.report.against import improvement
 from mtl.report.curves import curves_by_epoch
-from mtl.report.errors import Predicted, pictures_of_errors, residuals
+from mtl.report.errors import Predictions, pictures_of_errors, residuals
 from mtl.report.page import Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
 from mtl.report.statistics import Outcome
 from mtl.report.summary import heading, write_report
+from mtl.runs.predictions_file import read_predictions
 from mtl.runs.results import MOST_TASKS, by_task
-from mtl.types import ROW
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.types import ROW, TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
 
@@ -45,14 +46,12 @@ _LONGEST = 40  # characters of a cell
 
 
 @dataclass(frozen=True)
-class Tested:
-    """The network of a run and its test rows: their predictions by task, and the ``rows`` of a table."""
+class TestedTable:
+    """The network of a run on a table, the ``rows`` of its test, and how its files have changed since."""
 
     model: TrainedModel
-    epoch: int
-    found: Sequence[Predicted]
-    rows: SplitRows | None
-    changes: Sequence[str] = field(default_factory=list)
+    rows: SplitRows
+    changes: Sequence[str]
 
 
 def write_run_page(
@@ -64,17 +63,25 @@ def write_run_page(
 ) -> list[Section]:
     """Write the page of the finished run in ``folder`` into it, and return its sections.
 
-    The test rows are read again; without them, the page says so and has fewer sections. ``trust``: as for ``mtl.load``.
+    Of a table, the test rows are read again. Without them, or without the run's predictions, the page says so and has
+    fewer sections. ``trust``: as for ``mtl.load``.
     ``frames``: rows in memory, by split. ``curves``: further metrics to draw. ``places``: the
     data's folder and addresses, see ``places_of``; by default those of ``config_to_load``, since a stranger's
     checkpoint chooses none.
     """
     runs, results = read_runs([folder]), read_results(folder)[0]
     assert results is not None
-    tested, notes = None, list[str]()
+    predictions, table, epoch, notes = list[Predictions](), None, None, list[str]()
     try:
-        tested = _tested(folder, trust, frames or {}, places or {})
-        notes += tested.changes
+        specs, by_task = read_predictions(folder)
+        predictions = [(specs[name], rows) for name, rows in by_task.items()]
+    except InputError as error:
+        notes.append(f"What needs the predictions for the test rows is left out: {first_line(error)}")
+    try:
+        checkpoint = read(folder, "last" if config(folder).get("tested") == "last" else "best")
+        epoch = int(checkpoint.get("epoch", 0))
+        table = _tested_table(checkpoint, trust, frames or {}, places or {})
+        notes += table.changes if table else ()
     except (InputError, OSError) as error:
         memory = read_json(folder / COMMAND).get("rows")  # of mtl.fit, whose page has all
         why = "they were in memory" if memory else first_line(error)
@@ -84,19 +91,19 @@ def write_run_page(
         notes.append(f"Pictures and rows are those of the first {MOST_TASKS} of {len(tasks)} tasks.")
     shown = tasks[:MOST_TASKS]
     panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
-    drawn = curves_by_epoch(folder, panels, results.epochs, None if tested is None else tested.epoch)
+    drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     losses = [picture(each, f"{name} by epoch") for name, each in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
-    if tested is not None:
-        found = [each for each in tested.found if each.task.name in shown]
-        sections.append(Section("Where it is wrong", tables=residuals(found), figures=pictures_of_errors(found)))
+    predictions = [(task, rows) for task, rows in predictions if task.name in shown]
+    wrong = pictures_of_errors(predictions)
+    sections.append(Section("Where it is wrong", tables=residuals(predictions), figures=wrong))
     if results.slices:
         by_slice = slices.table_of(slices.read(results.slices), results.main_metrics)
         sections.append(Section("For whom it is worse", tables=[by_slice]))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
-    if tested is not None and tested.rows is not None:
-        sections += _of_table(tested, found, tested.rows)
+    if table is not None:
+        sections += _of_table(table, predictions, shown)
     costs = costs_of(runs)
     sections += [Section("Costs", tables=[costs])] if costs else []
     kept = [each for each in sections if each.text or each.tables or each.figures or each.notes]
@@ -132,64 +139,47 @@ def _sentence(task: str, metric: str, results: Results) -> str:
     return f"{task}: {metric} {number(measured.value(task, metric))}{where}{', '.join(parts)}"
 
 
-def _tested(
-    folder: Path, trust: Sequence[str], frames: Mapping[str, pl.DataFrame], places: Mapping[str, Any]
-) -> Tested:
-    """Load the network of a run and predict its test rows. Raises InputError."""
-    checkpoint = read(folder, "last" if config(folder).get("tested") == "last" else "best")
+def _tested_table(
+    checkpoint: Checkpoint, trust: Sequence[str], frames: Mapping[str, pl.DataFrame], places: Mapping[str, Any]
+) -> TestedTable | None:
+    """Return the network and the test rows of a run on a table; None if its data are no table. Raises InputError."""
     cfg = config_to_load(checkpoint, trust)
     has = checkpoint.config(trust)["data"]
     cfg.data.update({option: value for option, value in places.items() if option in has})
     data = build.build_data(cfg)
+    if data.labelled is None:
+        return None
     if frames:
         data.frames = frames
     data.load_state_dict(checkpoint.data(), test_only=True)
     data.prepare_data()
     changes = [f"{change} since the training." for change in data.changed_files().values()]
-    data.setup()
-    model = model_of(checkpoint, cfg)
-    found = _predicted(model, data)
-    rows = data.split_rows()["test"] if model.labelled is not None else None
-    return Tested(model, int(checkpoint.get("epoch", 0)), found, rows, changes)
+    return TestedTable(model_of(checkpoint, cfg), data.split_rows()["test"], changes)
 
 
-@torch.no_grad()
-def _predicted(model: TrainedModel, data: Any) -> list[Predicted]:
-    """Return the predictions for the labelled test rows of each task, but for spans."""
-    # As in the metrics, predictions are those for rows that are sampled as the test rows are
-    specs = {task.name: replace(task, sampling_rate=1.0) for task in model.spec.tasks}
-    parts: dict[str, list[Predicted]] = {}
-    first = 0
-    for batch in data.test_dataloader():
-        names = [name for name in batch.targets if specs[name].kind != "span"]
-        inputs = {name: one.to(model.device) for name, one in batch.inputs.items()}
-        outputs = model.network(inputs, names).predictions if names else {}
-        values = readable(specs, {name: value.cpu() for name, value in outputs.items()})
-        for name in names:
-            parts.setdefault(name, []).append(Predicted.of(specs[name], values[name], batch.targets[name], first))
-        first += len(batch)
-    found = [Predicted.joined(parts[name]) for name in specs if name in parts]
-    return [each for each in found if len(each.label)]
-
-
-def _of_table(tested: Tested, found: Sequence[Predicted], rows: SplitRows) -> list[Section]:
-    """Return the importance of the columns of a table, and the rows with the largest errors of each task."""
-    worst = [each.error.topk(min(_WORST, len(each.error))).indices for each in found]
-    drawn = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ROWS])
-    numbers = [each.row[index].numpy() for each, index in zip(found, worst, strict=True)]
-    wanted = np.unique(np.concatenate([drawn, *numbers]))
-    frame = _rows_at(rows, wanted)
+def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Sequence[str]) -> list[Section]:
+    """Return the importance of the columns of a table, and the rows with the largest errors of each of ``tasks``."""
+    count = len(table.rows)
+    worst = [(task, _with_largest_errors(rows, count)) for task, rows in predictions]
+    drawn = np.sort(np.random.default_rng(0).permutation(count)[:_ROWS])
+    wanted = np.unique(np.concatenate([drawn, *(rows.row_id.numpy() for _, rows in worst)]))
+    frame = _rows_at(table.rows, wanted)
     sample = frame[np.searchsorted(wanted, drawn)].select(named(frame))
     tables = [
-        _worst(tested.model, each, index, frame[np.searchsorted(wanted, at)])
-        for each, index, at in zip(found, worst, numbers, strict=True)
+        _worst(table.model, task, rows, frame[np.searchsorted(wanted, rows.row_id.numpy())]) for task, rows in worst
     ]
-    errors, wide = Section("Largest errors", tables=tables), len(tested.model.columns)
+    errors, wide = Section("Largest errors", tables=tables), len(table.model.columns)
     if wide > _WIDEST:
         left_out = f"Left out, since the table has {wide} columns: mtl importance RUN ROWS computes it."
         return [Section(_IMPORTANCE, notes=[left_out]), errors]
-    importance = _importance(tested.model, sample, [each.task.name for each in found])
+    importance = _importance(table.model, sample, [task.name for task, _ in predictions] or tasks)
     return [Section(_IMPORTANCE, tables=[importance]), errors]
+
+
+def _with_largest_errors(rows: LabeledPredictions, count: int) -> LabeledPredictions:
+    """Return the rows with the largest errors, the largest first; all are among the ``count`` rows that there are."""
+    rows = rows.at(((rows.row_id >= 0) & (rows.row_id < count)).nonzero()[:, 0])
+    return rows.at(rows.error.topk(min(_WORST, len(rows))).indices)
 
 
 def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
@@ -223,13 +213,13 @@ def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str])
     return Table(["column", *(f"{task} {metric}" for task, metric in metrics.items())], rows, notes=notes)
 
 
-def _worst(model: TrainedModel, found: Predicted, index: Any, frame: pl.DataFrame) -> Table:
-    """Return the rows ``frame``, which have the largest errors; ``index``: their places in ``found``."""
-    task, columns = found.task, model.columns[:_MOST_COLUMNS]
+def _worst(model: TrainedModel, task: TaskSpec, predicted: LabeledPredictions, frame: pl.DataFrame) -> Table:
+    """Return a table of ``predicted``, the rows with the largest errors, and their cells, ``frame``."""
+    columns = model.columns[:_MOST_COLUMNS]
     classes = class_names(task) if task.kind != "regression" else []
     rows = []
-    for place, cells in zip(index.tolist(), frame.rows(named=True), strict=True):
-        label, prediction = found.label[place].item(), found.prediction[place].item()
+    pairs = zip(predicted.label.tolist(), predicted.prediction.tolist(), frame.rows(named=True), strict=True)
+    for label, prediction, cells in pairs:
         right = classes[int(label)] if classes else f"{label:.6g}"
         said = cell(prediction) if task.kind != "multiclass" else classes[int(prediction)]
         file = f"{Path(cells[FILE]).name}, " if FILE in cells else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,9 +18,9 @@ from mtl.files.formatting import number, with_error
 from mtl.files.tables import Bold, Table
 from mtl.report.statistics import holm
 from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
-from mtl.training.metrics import Rows, higher_is_better, value_of
-from mtl.types import Batch, TaskSpec
-from mtl.use.labelled import evaluation_of
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.metrics import higher_is_better, metric_names, value_of
+from mtl.types import TaskSpec
 
 MOST = 20  # values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
 LEVEL = 0.05  # of p-values, corrected for the number of slices and tasks
@@ -58,36 +58,32 @@ class Slice:
         return self.p is not None and self.p < LEVEL
 
 
-def slices_of(model: Any, blocks: Iterable[tuple[Batch, pl.DataFrame]]) -> list[dict[str, Any]]:
-    """Return each ``Slice``, as a dict, of labelled rows in ``blocks``, each with the cells of the columns to slice."""
-    cells = list[pl.DataFrame]()
+def slices_of(
+    tasks: Iterable[TaskSpec], predictions: Mapping[str, LabeledPredictions], cells: pl.DataFrame, encoder: Any
+) -> list[dict[str, Any]]:
+    """Return each ``Slice``, as a dict, of the ``predictions`` by task.
 
-    def batches() -> Iterator[Batch]:
-        for batch, frame in blocks:
-            cells.append(frame)
-            yield batch
-
-    evaluation = evaluation_of(model, batches(), model.spec.tasks)
-    table, found = pl.concat(cells, how="vertical_relaxed"), list[Slice]()
-    names = {column: values_of(table[column], model) for column in table.columns}
-    for task in model.spec.tasks:
-        rows, places = evaluation.labelled_rows(task.name)
-        for column, values in names.items() if len(places) else ():
-            own = values[places.numpy()]
+    ``cells``: the columns to slice, of all rows of the split. ``encoder``: a table's, which knows their kinds.
+    """
+    found, names = list[Slice](), {column: values_of(cells[column], encoder) for column in cells.columns}
+    for task in (task for task in tasks if task.name in predictions):
+        rows = predictions[task.name]
+        for column, values in names.items():
+            own = values[rows.row_id.numpy()]
             for value in own.unique().sort():
-                found += compared(task, evaluation.shown[task.name], rows, own == value, column, value)
+                found += compared(task, metric_names(task), rows, own == value, column, value)
     tested = [each for each in found if each.p is not None]
     corrected = dict(zip(map(id, tested), holm([each.p for each in tested if each.p is not None]), strict=True))
     return [asdict(each) | {"p": corrected.get(id(each))} for each in found]
 
 
-def values_of(cells: pl.Series, model: Any) -> pl.Series:
+def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
     """Return the name of the slice of each row: its cell, or "others" for all but the ``MOST`` most frequent ones.
 
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
     """
-    known, column = parse(cells), model.encoder.columns_by_name.get(cells.name)
+    known, column = parse(cells), encoder.columns_by_name.get(cells.name)
     is_category = column is not None and column.kind == "category"
     if not is_category and known.n_unique() > MOST and known.null_count() == cells.null_count():
         found = (known.quantile(share, "nearest") for share in (0.25, 0.5, 0.75))
@@ -112,7 +108,7 @@ def _between(low: str, high: str) -> str:
 
 
 def compared(
-    task: TaskSpec, metrics: Sequence[str], rows: Rows, inside: pl.Series, column: str, value: str
+    task: TaskSpec, metrics: Sequence[str], rows: LabeledPredictions, inside: pl.Series, column: str, value: str
 ) -> list[Slice]:
     """Compare the rows where ``inside [N]`` is true with the others, by each metric; the first is the main one."""
     mask = torch.from_numpy(inside.to_numpy(writable=True))
@@ -120,7 +116,7 @@ def compared(
     found = []
     for metric in metrics:
 
-        def score(rows: Sequence[Rows], metric: str = metric) -> float:
+        def score(rows: Sequence[LabeledPredictions], metric: str = metric) -> float:
             return value_of(task.kind, metric, rows[0])
 
         values = [score([each]) if len(each.label) else math.nan for each in (own, rest)]
@@ -134,7 +130,9 @@ def compared(
     return found
 
 
-def spread(score: Callable[[Sequence[Rows]], float], rows: Rows, metric: str) -> float | None:
+def spread(
+    score: Callable[[Sequence[LabeledPredictions]], float], rows: LabeledPredictions, metric: str
+) -> float | None:
     """Return the bootstrap standard error of a metric of ``rows``; None of fewer than ``LEAST``."""
     return standard_error(score, [rows], metric, DRAWS, DRAWN)[0] if len(rows.label) >= LEAST else None
 

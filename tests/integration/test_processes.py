@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
+from polars.testing import assert_frame_equal
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mtl.checkpoints.files import read
@@ -67,7 +68,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def assert_close(found: Path, expected: Path, steps: int) -> None:
-    """Compare losses of at least ``steps`` steps, weights, and results of two runs."""
+    """Compare losses of at least ``steps`` steps, weights, results and predictions of two runs."""
     assert len(course(expected)) >= steps
     assert course(found) == pytest.approx(course(expected), abs=1e-6)
     theirs = weights(found)
@@ -77,6 +78,8 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
     assert result(found) == pytest.approx(result(expected), abs=1e-6)
     assert errors(found) == pytest.approx(errors(expected), rel=1e-3)
     assert conflicts(found) == pytest.approx(conflicts(expected), abs=1e-6, nan_ok=True)
+    files = [pl.read_parquet(folder / "predictions.parquet") for folder in (found, expected)]
+    assert_frame_equal(*files, check_exact=False, abs_tol=1e-6)
     for entry in AFTER:
         assert after_training(found, entry) == pytest.approx(after_training(expected, entry), abs=1e-6)
 

@@ -62,6 +62,7 @@ def test_a_pruned_run_stops_and_is_tested(tmp_path: Path, monkeypatch: pytest.Mo
     assert [message.get("epoch") for message in said] == [0, 1, None]
     assert min(message["value"] for message in said[:2]) == results["best"]
     assert results["epochs"] == 2
+    assert not (tmp_path / "predictions.parquet").exists()  # a study would have as many as trials
 
 
 @pytest.mark.parametrize("gates", ["last", pytest.param("all", marks=pytest.mark.slow)])

@@ -27,9 +27,10 @@ from mtl.cli.use import predict as predict_command
 from mtl.files.records import read_json
 from mtl.nn.calibration import Calibration
 from mtl.predictions import in_units, interval
+from mtl.runs.predictions_file import read_predictions
 from mtl.training.calibrating import conformal_scores, isotonic, learnt, platt, temperature
 from mtl.types import NetworkOutput, TaskSpec
-from mtl.use import program, run_page
+from mtl.use import program
 from mtl.use.export import export_run
 from mtl.use.prune import prune_run
 from mtl.use.serve import Predictor
@@ -269,10 +270,8 @@ def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any,
 def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, tmp_path: Path) -> None:
     record = read_json(folder / "results.json")["numbers"]["test"]["network"]
     assert model.metrics["clicked/logloss"] == record["clicked/logloss"]
-    page = run_page._tested(folder, (), {}, {})
-    for predicted in page.found[:1]:
-        likelihood = torch.where(predicted.label == 1, predicted.prediction, 1 - predicted.prediction)
-        assert float(-likelihood.log().mean()) == pytest.approx(record["clicked/logloss"], abs=1e-5)  # float32
+    predicted = read_predictions(folder)[1]["clicked"]
+    assert float(-(1 - predicted.error).log().mean()) == pytest.approx(record["clicked/logloss"], rel=1e-6)  # float32
     raw = replace(model, spec=replace(model.spec, tasks=[replace(t, calibration=None) for t in model.spec.tasks]))
     rows = visits(3000, seed=2)
     before, after = raw.evaluate(rows), model.evaluate(rows)
@@ -399,9 +398,8 @@ def test_sampled_negatives_are_counted_back_in(tmp_path: Path) -> None:
     assert [row["clicked_probability"] for row in served] == pytest.approx(found, abs=1e-6)
     inputs = model.encode(rows.select(model.columns))
     assert program.Readable(model.network)(inputs)["clicked"].detach().numpy() == pytest.approx(found, abs=1e-6)
-    page = run_page._tested(tmp_path / "sampled", (), {"train": visits()}, {})
-    other = run_page._tested(tmp_path / "plain", (), {"train": visits()}, {})
-    assert torch.equal(page.found[0].prediction, other.found[0].prediction)
+    sampled, other = (read_predictions(tmp_path / name)[1]["clicked"] for name in ("sampled", "plain"))
+    assert torch.equal(sampled.prediction, other.prediction)
 
 
 @pytest.mark.parametrize(

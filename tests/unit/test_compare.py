@@ -16,7 +16,8 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.use import compare as command
 from mtl.report.statistics import holm
-from mtl.training.metrics import Rows, value_of
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.metrics import value_of
 from mtl.types import TaskSpec
 from mtl.use.compare import _compared, in_words
 from tests.unit.test_fit import QUICK, visits
@@ -88,7 +89,7 @@ def test_no_difference_is_rarely_taken_for_one() -> None:
     task, draw, inside = TaskSpec("y", "regression"), np.random.default_rng(0), []
     for _ in range(150):
         label, noise = draw.normal(size=120), draw.normal(size=(2, 120))
-        pair = [Rows(torch.tensor(label + each), torch.tensor(label)) for each in noise]
+        pair = [LabeledPredictions(torch.tensor(label + each), torch.tensor(label)) for each in noise]
         row, _ = _compared(task, "mae", pair, 100, draw)
         inside.append(row["low"] <= 0 <= row["high"])
     assert 0.9 <= np.mean(inside) <= 0.99
@@ -98,7 +99,7 @@ def test_resamples_of_large_files_are_scaled(monkeypatch: pytest.MonkeyPatch) ->
     """A resample of a few rows gives the interval of all rows."""
     task, draw = TaskSpec("y", "regression"), np.random.default_rng(0)
     label, noise = draw.normal(size=5000), draw.normal(size=(2, 5000))
-    pair = [Rows(torch.tensor(label + each), torch.tensor(label)) for each in noise]
+    pair = [LabeledPredictions(torch.tensor(label + each), torch.tensor(label)) for each in noise]
     monkeypatch.setattr("mtl.use.compare.MOST", 500)
     _, difference = _compared(task, "mae", pair, 1000, draw)
     change = np.abs(noise[1]) - np.abs(noise[0])
@@ -112,11 +113,14 @@ def test_groups_are_resampled_whole() -> None:
     label[::5] = 1  # each group has a positive
     scores = [label + draw.normal(0, spread, 300) for spread in (0.3, 2.0)]
     own = (torch.tensor(label), torch.tensor(groups))
-    pair = [Rows(torch.tensor(each), own[0], groups=own[1]) for each in scores]
+    pair = [LabeledPredictions(torch.tensor(each), own[0], groups=own[1]) for each in scores]
     row, difference = _compared(task, "ndcg@3", pair, 1000, draw)
     parts = [own[1] == group for group in range(60)]
     each = [
-        [value_of("binary", "ndcg@3", Rows(one.prediction[part], own[0][part], groups=own[1][part])) for part in parts]
+        [
+            value_of("binary", "ndcg@3", LabeledPredictions(one.prediction[part], own[0][part], groups=own[1][part]))
+            for part in parts
+        ]
         for one in pair
     ]
     change = np.subtract(each[1], each[0])

@@ -138,7 +138,7 @@ def test_rows_fit_the_spec(case: Case, root: Path) -> None:
         found = 0
         for batch in loader:
             found += len(batch)
-            assert batch.inputs.keys() - {"row"} == data.spec.inputs.keys()
+            assert batch.inputs.keys() == data.spec.inputs.keys()
             for name, kind in data.spec.inputs.items():
                 values = batch.inputs[name]
                 if isinstance(kind, Image):
@@ -179,7 +179,8 @@ def test_no_row_is_in_two_splits(case: Case, root: Path) -> None:
         seen: list[set[bytes]] = []
         for split in SPLITS:
             rows = rows_of(data, split)[task]
-            columns = [values.numpy().reshape(len(rows), -1) for values in rows.inputs.values()]
+            own = [] if rows.row_ids is None else [rows.row_ids]  # of texts that occur in both files of SQuAD
+            columns = [values.numpy().reshape(len(rows), -1) for values in (*rows.inputs.values(), *own)]
             seen.append({b"|".join(column[row].tobytes() for column in columns) for row in range(len(rows))})
             assert len(seen[-1]) == len(rows) or case.kind is MultiMNISTDataModule  # draws its pairs independently
         assert sum(map(len, seen)) == len(set.union(*seen))

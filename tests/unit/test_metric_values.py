@@ -20,7 +20,8 @@ from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNorm
 from mtl.checks import InputError
 from mtl.objectives import OF_QUANTILES
 from mtl.training.evaluation import Evaluation
-from mtl.training.metrics import Rows, auroc, higher_is_better, ranking, value_of
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.metrics import auroc, higher_is_better, ranking, value_of
 from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
 from tests.losses import summed_loss
@@ -151,7 +152,7 @@ def test_classes_that_do_not_occur_and_labels_of_a_small_scale() -> None:
 
 
 def ranked(name: str, predictions: list[float], targets: list[int], groups: list[int], k: int | None = None) -> float:
-    rows = Rows(torch.tensor(predictions).double(), torch.tensor(targets), groups=torch.tensor(groups))
+    rows = LabeledPredictions(torch.tensor(predictions).double(), torch.tensor(targets), groups=torch.tensor(groups))
     return float(ranking(rows, name, k))
 
 
@@ -179,7 +180,7 @@ def test_grouped_auroc_is_the_weighted_mean_over_the_groups() -> None:
         own = groups == group
         if 0 < labels[own].sum() < own.sum():
             sums += np.array([float(auroc(scores[own], labels[own])), 1.0]) * int(own.sum())
-    rows = Rows(scores, labels, groups=groups)
+    rows = LabeledPredictions(scores, labels, groups=groups)
     assert value_of("binary", "gauc", rows) == pytest.approx(sums[0] / sums[1])
 
 

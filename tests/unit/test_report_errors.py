@@ -6,33 +6,43 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from mtl.report.errors import Predicted, pictures_of_errors, residuals
+from mtl.report.errors import pictures_of_errors, residuals
+from mtl.training.evaluation import Evaluation
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import MISSING_CLASS, TaskSpec
+
+
+def predicted(task: TaskSpec, output: Tensor, target: Tensor) -> tuple[TaskSpec, LabeledPredictions]:
+    """Return the labelled rows of ``target [N]`` with what ``output``, of a network, says of them."""
+    evaluation = Evaluation([task])
+    evaluation.update({task.name: output}, {task.name: target})
+    return task, evaluation.gathered()[task.name]
 
 
 def test_errors_are_those_of_rows_with_a_label() -> None:
     binary, number = TaskSpec("click", "binary"), TaskSpec("size", "regression")
     several = TaskSpec("kind", "multiclass", num_classes=3)
-    found = Predicted.of(binary, torch.tensor([0.9, 0.2, 0.3]), torch.tensor([1.0, math.nan, 1.0]), 10)
-    assert found.row.tolist() == [10, 12]
-    assert torch.allclose(found.error, torch.tensor([0.1, 0.7]).double())
+    _, rows = predicted(binary, torch.tensor([0.9, 0.2, 0.3]).logit(), torch.tensor([1.0, math.nan, 1.0]))
+    assert rows.row_id.tolist() == [0, 2]
+    assert torch.allclose(rows.error, torch.tensor([0.1, 0.7]).double())
     chances = torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
-    found = Predicted.of(several, chances, torch.tensor([2, MISSING_CLASS]), 0)
-    assert (found.row.tolist(), found.prediction.tolist()) == ([0], [1])
-    assert torch.allclose(found.error, torch.tensor([0.9]).double())
+    _, rows = predicted(several, chances.log(), torch.tensor([2, MISSING_CLASS]))
+    assert (rows.row_id.tolist(), rows.prediction.tolist()) == ([0], [1])
+    assert torch.allclose(rows.error, torch.tensor([0.9]).double())
     quantiles = TaskSpec("size", "regression", loss="quantile", quantiles=(0.1, 0.5, 0.9))
-    found = Predicted.of(quantiles, torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([5.0]).double(), 0)
-    assert found.error.tolist() == [3.0]  # of the median
-    found = Predicted.of(number, torch.arange(21.0), torch.zeros(21).double(), 0)
-    assert residuals([found])[0].rows == [["size", "1.0000", "5.0000", "10.0000", "15.0000", "19.0000"]]
+    _, rows = predicted(quantiles, torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([5.0]).double())
+    assert rows.error.tolist() == [3.0]  # of the median
+    pair = predicted(number, torch.arange(21.0), torch.zeros(21).double())
+    assert residuals([pair])[0].rows == [["size", "1.0000", "5.0000", "10.0000", "15.0000", "19.0000"]]
 
 
 def test_a_task_with_one_class_among_the_rows_has_no_roc() -> None:
-    task = TaskSpec("_click$", "binary")
-    none = Predicted.of(task, torch.linspace(0, 1, 30), torch.zeros(30), 0)
+    logits = torch.linspace(0.01, 0.99, 30).logit()
+    none = predicted(TaskSpec("_click$", "binary"), logits, torch.zeros(30))
     assert [each.caption.partition(";")[0] for each in pictures_of_errors([none])] == ["Reliability"]
-    both = Predicted.of(TaskSpec("buy", "binary"), torch.linspace(0, 1, 30), torch.arange(30) % 2.0, 0)
+    both = predicted(TaskSpec("buy", "binary"), logits, torch.arange(30) % 2.0)
     drawn = pictures_of_errors([none, both])
     assert ["_click$" in each.caption for each in drawn] == [False, True, True]
 
@@ -40,10 +50,10 @@ def test_a_task_with_one_class_among_the_rows_has_no_roc() -> None:
 def test_a_confusion_matrix_sums_the_rarer_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TaskSpec("kind", "multiclass", num_classes=30)
     label = torch.arange(30).repeat_interleave(torch.arange(1, 31))
-    found = Predicted.of(task, torch.eye(30)[(label + 1) % 30], label, 0)
+    pair = predicted(task, torch.eye(30)[(label + 1) % 30], label)
     seen = []
     monkeypatch.setattr("mtl.report.errors.picture", lambda figure, caption: seen.append(figure))
-    pictures_of_errors([found])
+    pictures_of_errors([pair])
     [axes] = [axes for axes in seen[0].axes if axes.get_ylabel() == "label"]
     assert [each.get_text() for each in axes.get_xticklabels()] == [*map(str, range(11, 30)), "11 others"]
     assert sum(int(text.get_text()) for text in axes.texts) == len(label)

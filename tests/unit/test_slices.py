@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 import mtl
 from mtl.checks import InputError
 from mtl.config import build
-from mtl.training.metrics import Rows
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.use import slices
 from mtl.use.trained import load
 
@@ -74,7 +74,7 @@ def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
     assert one["error"] == pytest.approx(np.std(errors[known] ** 2) / np.sqrt(known.sum()), rel=0.3)
     assert found["place", "north", "buys", "auroc"]["p"] < 0.001
     assert [text for text in record["advice"] if "buys auroc 0." in text and "place is north" in text]
-    quartiles = set(slices.values_of(test["x"], load(run)))
+    quartiles = set(slices.values_of(test["x"], load(run).encoder))
     assert {value for column, value, *_ in found if column == "x"} == quartiles
     assert len(quartiles) == 4
     assert "For whom it is worse" in (run / "report.html").read_text()
@@ -84,7 +84,7 @@ def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
 def test_quartiles_of_large_numbers_have_names_of_their_own(start: float) -> None:
     encoder = SimpleNamespace(columns_by_name={})
     at = pl.Series("at", start + np.arange(100.0))
-    counts = slices.values_of(at, SimpleNamespace(encoder=encoder)).value_counts()["count"]
+    counts = slices.values_of(at, encoder).value_counts()["count"]
     assert counts.sort().to_list() == [24, 25, 25, 26]
 
 
@@ -98,7 +98,7 @@ def test_slices_without_a_difference_give_no_find() -> None:
         label = torch.randint(2, (300,), generator=generator)
         prediction = (torch.rand(300, generator=generator) + 0.3 * label) / 1.3
         inside = pl.int_range(300, eager=True) < 100
-        [found] = slices.compared(TASK, ["auroc"], Rows(prediction, label), inside, "c", "v")
+        [found] = slices.compared(TASK, ["auroc"], LabeledPredictions(prediction, label), inside, "c", "v")
         assert found.p is not None
         finds += found.p < 0.05
     assert finds <= 8
@@ -106,7 +106,7 @@ def test_slices_without_a_difference_give_no_find() -> None:
 
 def test_small_and_one_sided_slices_are_undefined() -> None:
     label = torch.tensor([1] * 40 + [0, 1] * 40)
-    rows, number = Rows(torch.rand(120), label), pl.int_range(120, eager=True)
+    rows, number = LabeledPredictions(torch.rand(120), label), pl.int_range(120, eager=True)
     [found] = slices.compared(TASK, ["auroc"], rows, number < 40, "c", "v")
     assert (found.rows, found.score, found.error, found.p) == (40, None, None, None)
     [few] = slices.compared(TASK, ["auroc"], rows, number > 110, "c", "v")
@@ -121,7 +121,7 @@ def test_a_metric_without_a_direction_is_neither_worse_nor_better() -> None:
 
 @pytest.mark.parametrize("values", [[3, 3, 4, None], [3.0, 3.0, 4.0, None], ["3", "3", "4", ""]])
 def test_names_of_slices_do_not_depend_on_the_type_of_the_column(values: list[object], run: Path) -> None:
-    names = slices.values_of(pl.Series("other", values), load(run))
+    names = slices.values_of(pl.Series("other", values), load(run).encoder)
     assert names.to_list() == ["3", "3", "4", "missing"]
 
 

@@ -129,9 +129,9 @@ def test_two_processes_report_the_values_of_all_rows(cut: int, root: Path, monke
     data = module(root)
 
     def noisy(batch: Batch) -> Tensor:
-        noise = torch.stack(
-            [torch.randn(64, 2, generator=torch.Generator().manual_seed(int(row))) for row in batch.inputs["row"]]
-        )
+        assert batch.row_ids is not None
+        generators = [torch.Generator().manual_seed(row) for row in batch.row_ids.tolist()]
+        noise = torch.stack([torch.randn(64, 2, generator=generator) for generator in generators])
         return perfect(batch) / 4 + noise[:, : batch.inputs["tokens"].shape[1]]
 
     expected = evaluated(data, noisy)
@@ -139,7 +139,7 @@ def test_two_processes_report_the_values_of_all_rows(cut: int, root: Path, monke
     mine, theirs = Evaluation(data.spec.tasks), Evaluation(data.spec.tasks)
     for number, batch in enumerate(data.test_dataloader()):
         part = mine if number < cut else theirs
-        part.update({"squad": noisy(batch)}, batch.targets, batch.inputs["row"])
+        part.update({"squad": noisy(batch)}, batch.targets, batch.row_ids)
     others = evaluations._joined(theirs._batches["squad"])
     monkeypatch.setattr(
         evaluations, "all_reduce_sum", lambda own: own if own.shape[1] == 0 else own + theirs.meter.sums
@@ -157,7 +157,7 @@ def test_evaluation_without_scorer_or_rows_is_one_message(root: Path) -> None:
         Evaluation([SPAN])
     data = module(root)
     batch = next(iter(data.test_dataloader()))
-    with pytest.raises(InputError, match="task 'squad': evaluation of a task of kind span needs the input row"):
+    with pytest.raises(InputError, match="task 'squad': evaluation of a task of kind span needs row_ids"):
         Evaluation(data.spec.tasks).update({"squad": perfect(batch)}, batch.targets)
 
 
@@ -215,7 +215,7 @@ def test_network_predicts_each_token(layers: list[int] | None) -> None:
     torch.testing.assert_close(logits[real], output.hidden[-1] @ weight[0].T + bias[0])
     assert not logits.softmax(1)[~real].any()
     assert output.predictions["a"].shape == (3,)
-    more = network(tokens([9, 4, 1], padded=3) | {"row": torch.arange(3)}, ["squad"]).predictions["squad"]
+    more = network(tokens([9, 4, 1], padded=3), ["squad"]).predictions["squad"]
     torch.testing.assert_close(more[:, :9], logits)
     target = torch.tensor([[2, 4], [0, 0], [0, 0]])
     torch.testing.assert_close(summed_loss(SPAN, more, target), summed_loss(SPAN, logits, target))

@@ -45,7 +45,8 @@ def test_rows_and_targets(root: Path) -> None:
         row, batch = low + index, rows.select(torch.tensor([index]))
         question, (first, last) = int(windows.question[row]), windows.context[row].tolist()
         ids, text, gold = batch.inputs["tokens"][0], scorer.texts[question], scorer.golds[question]
-        assert batch.inputs["row"].tolist() == [row]
+        assert batch.row_ids is not None
+        assert batch.row_ids.tolist() == [row]
         assert int(ids[0]) == encoder.tokenizer.token_to_id("[CLS]")
         assert int(ids[first - 1]) == int(ids[last + 1]) == encoder.tokenizer.token_to_id("[SEP]")
         assert last + 2 == len(ids)
@@ -105,7 +106,7 @@ def test_splits(tmp_path: Path) -> None:
     assert [len(data.tasks[split]["squad"]) for split in ("train", "val")] == [36, 4]
     few = module(tmp_path, published_split=False, max_length=128, max_rows=12)
     assert sum(len(few.tasks[split]["squad"]) for split in ("train", "val")) == 12
-    rows = torch.cat([data.tasks[split]["squad"].inputs["row"] for split in ("train", "val", "test")])
+    rows = torch.cat([data.tasks[split]["squad"].row_ids for split in ("train", "val", "test")])
     assert rows.tolist() == list(range(len(rows)))
     write_squad(tmp_path / "squad", squad(articles[0]))
     with pytest.raises(InputError, match="validation needs some of the training articles; there is only one"):

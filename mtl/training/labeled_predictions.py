@@ -1,0 +1,52 @@
+"""The rows of an evaluation that have a label, with what was predicted for them: what metrics are computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+UNDEFINED = torch.tensor(torch.nan)
+
+
+@dataclass(frozen=True)
+class LabeledPredictions:
+    """The N labelled rows of a binary, multiclass or regression task.
+
+    ``label [N]`` are the labels. ``prediction [N]`` is a probability (binary), the most probable class (multiclass) or
+    a value in the units of the labels (regression). A multiclass task also has ``confidence [N]``, the probability of
+    the predicted class; ``likelihood [N]``, the probability of the label; and, if a metric needs them, all
+    probabilities ``scores [N, C]``. A task with quantiles has ``pinball [N]``, the pinball loss of each row, and
+    ``covered [N]``, whether the label is between the outermost quantiles or, if there is but one, not above it. A
+    binary task may have ``groups [N]``: ranking metrics rank the rows of each group separately, and a negative number
+    means no group. ``weight [N]`` multiplied the losses, not the metrics. ``row_id [N]``: see ``Batch``.
+    """
+
+    prediction: Tensor
+    label: Tensor
+    confidence: Tensor = UNDEFINED
+    likelihood: Tensor = UNDEFINED
+    scores: Tensor = UNDEFINED
+    groups: Tensor = UNDEFINED
+    pinball: Tensor = UNDEFINED
+    covered: Tensor = UNDEFINED
+    weight: Tensor = UNDEFINED
+    row_id: Tensor = UNDEFINED
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def error(self) -> Tensor:
+        """One minus the probability of the label, or the distance from it, ``[N]``."""
+        return 1 - self.likelihood if self.likelihood.dim() else (self.prediction - self.label).abs()
+
+    def at(self, index: Tensor) -> LabeledPredictions:
+        """Return the rows at these places ``[M]``."""
+        return LabeledPredictions(**{name: value[index] for name, value in self.columns().items()})
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the tensors that are defined, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value.dim()}
