@@ -99,33 +99,33 @@ def gains(runs: Runs, partners: Mapping[str, Mapping[str, Sequence[str]]], split
     ``partners``: for each other setting the mates of each task. A task without mates in a setting is left out there.
     ``split``: "val" or "test", whose rows are looked at.
     """
-    found = []
+    uncorrected = []
     for setting, of_tasks in partners.items():
         for task, others in of_tasks.items():
             column = f"{split}/{task}/{runs.main.get(task)}"
             if others:
                 up = runs.is_higher_better(column) is not False
                 apart = percent(runs.values(setting, column), runs.values(ALONE, column), up, runs.overlap)
-                found.append(SharingGain(setting, task, tuple(others), apart, apart.p if apart else None))
-    return corrected(found)
+                uncorrected.append(SharingGain(setting, task, tuple(others), apart, apart.p if apart else None))
+    return corrected(uncorrected)
 
 
-def corrected(found: Sequence[SharingGain]) -> list[SharingGain]:
+def corrected(gains: Sequence[SharingGain]) -> list[SharingGain]:
     """Correct the p-values of gains for their number."""
-    known = holm([each.p for each in found if each.p is not None])
-    values, count = iter(known), max(len(known), 1)
-    return [replace(each, p=None if each.p is None else next(values), comparisons=count) for each in found]
+    p_values = holm([gain.p for gain in gains if gain.p is not None])
+    values, count = iter(p_values), max(len(p_values), 1)
+    return [replace(gain, p=None if gain.p is None else next(values), comparisons=count) for gain in gains]
 
 
-def chosen(found: Sequence[SharingGain]) -> dict[str, dict[str, Sequence[str]]]:
+def chosen(gains: Sequence[SharingGain]) -> dict[str, dict[str, Sequence[str]]]:
     """Return, as ``partners`` of ``gains``, the setting with the largest gain of each task, if one is defined."""
     best: dict[str, SharingGain] = {}
-    for each in found:
-        if each.mean > (best[each.task].mean if each.task in best else -math.inf):
-            best[each.task] = each
+    for gain in gains:
+        if gain.mean > (best[gain.task].mean if gain.task in best else -math.inf):
+            best[gain.task] = gain
     partners: dict[str, dict[str, Sequence[str]]] = {}
-    for each in best.values():
-        partners.setdefault(each.setting, {})[each.task] = each.partners
+    for gain in best.values():
+        partners.setdefault(gain.setting, {})[gain.task] = gain.partners
     return partners
 
 
@@ -148,8 +148,8 @@ def confirm(runs: Runs, validation: Sequence[SharingGain]) -> list[SharingGain]:
 
 def percent(values: Values, alone: Values, higher: bool, overlap: float) -> Difference | None:
     """Return by how much ``values`` are better, in percent of the mean of ``alone``; None if undefined."""
-    base, found = summarise(list(alone.values())).mean, difference(values, alone, 1.0, overlap)
-    return found.times((100 if higher else -100) / abs(base)) if found and base else None
+    base, delta = summarise(list(alone.values())).mean, difference(values, alone, 1.0, overlap)
+    return delta.times((100 if higher else -100) / abs(base)) if delta and base else None
 
 
 def answer(task: str, shared: Sequence[SharingGain], gated: Sequence[SharingGain], everyone: int) -> str:
@@ -159,11 +159,11 @@ def answer(task: str, shared: Sequence[SharingGain], gated: Sequence[SharingGain
     among gates.
     """
     parts = []
-    for each in (each for each in shared if each.task == task):
-        partners = "all" if len(each.partners) == everyone - 1 > 1 else " and ".join(each.partners)
-        advice = f"; {each.advice}" if each.verdict == UNDECIDED else ""
-        word = "alone is as good as" if each.verdict == NONE else each.verdict
-        parts.append(f"{word} with {partners} ({each}{advice})")
+    for gain in (gain for gain in shared if gain.task == task):
+        partners = "all" if len(gain.partners) == everyone - 1 > 1 else " and ".join(gain.partners)
+        advice = f"; {gain.advice}" if gain.verdict == UNDECIDED else ""
+        word = "alone is as good as" if gain.verdict == NONE else gain.verdict
+        parts.append(f"{word} with {partners} ({gain}{advice})")
     parts += [f"with the gate {g.setting} {g}" for g in gated if g.task == task and g.verdict in (SHARE, NOT)]
     return f"{task}: {'; '.join(parts) or 'alone'}"
 
@@ -174,18 +174,18 @@ def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], ov
     They do if it is better than ``alone`` by the t test; otherwise, return ``alone``. Both rows are of the same runs,
     whose luck chooses too, so p is corrected for the number of settings (Bonferroni).
     """
-    found = [
+    candidates = [
         SharingGain(name, "", (), difference(values, validation[ALONE], 1.0, overlap))
         for name, values in validation.items()
         if name != ALONE
     ]
-    best = max(found, key=lambda each: each.mean, default=None)
+    best = max(candidates, key=lambda gain: gain.mean, default=None)
     if best is None or best.mean <= 0:
         undefined = best is not None and math.isinf(best.mean)
         return ALONE, "delta-m is undefined" if undefined else "no setting is better on validation rows"
     apart = difference(test[best.setting], test[ALONE], 1.0, overlap)
-    p = None if apart is None or apart.p is None else min(1.0, apart.p * len(found))
-    confirmed = replace(best, found=apart, p=p, comparisons=len(found))
+    p = None if apart is None or apart.p is None else min(1.0, apart.p * len(candidates))
+    confirmed = replace(best, found=apart, p=p, comparisons=len(candidates))
     if confirmed.verdict == SHARE:
         return best.setting, f"delta-m {confirmed}"
     why = f"; {confirmed.advice}" if confirmed.verdict == UNDECIDED else ""

@@ -44,8 +44,8 @@ def share(
     require(len(tasks) > 1, f"data has one task, {tasks[0]}: sharing needs two or more")
     folder = Path(first.paths.output_dir) / "share" / (options.name or str(first.choices.data))
     own_splits = data.random_split and not any(key_of(override) == "data.seed" for override in run_overrides)
-    found = Comparison(options, folder, tasks, run_overrides, bool(first.task_batches), own_splits)
-    base = list(found.settings.values())
+    comparison = Comparison(options, folder, tasks, run_overrides, bool(first.task_batches), own_splits)
+    base = list(comparison.settings.values())
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     launch = launcher(folder)
 
@@ -55,44 +55,49 @@ def share(
 
     with working(cfg, folder, options.show) as storage:
         seeds, rounds = options.seeds, None
-        for known in (1, min(LEAST, seeds)) if options.budget else ():  # again, since first runs are often slower
-            run(base, known, later=None)
-            seeds, rounds = _within(options, found.settings, storage, known)
-        found.seeds = range(options.seed, options.seed + seeds)
+        for num_timed in (1, min(LEAST, seeds)) if options.budget else ():  # again, since first runs are often slower
+            run(base, num_timed, later=None)
+            seeds, rounds = _within(options, comparison.settings, storage, num_timed)
+        comparison.seeds = range(options.seed, options.seed + seeds)
         grouped = seeds * (len(tasks) > 2)  # runs in groups, unless all tasks will share, or none
-        paired = seeds * len(pair_rounds(found.affinity())[:rounds]) * options.pairs
+        paired = seeds * len(pair_rounds(comparison.affinity())[:rounds]) * options.pairs
         run(base, seeds, paired + grouped)
-        found.gains = found.affinity()
-        if chosen := pair_rounds(found.gains)[:rounds] if options.pairs else []:
-            found.pairs = {f"pairs {number}": found.of_groups(each, "pairs") for number, each in enumerate(chosen, 1)}
-            run(list(found.pairs.values()), seeds, grouped)
-            found.gains = np.full((len(tasks), len(tasks)), np.nan)
-            for each in found.gains_over_alone(found.pairs):
-                gain = each.mean if math.isfinite(each.mean) else math.nan
-                found.gains[tasks.index(each.partners[0]), tasks.index(each.task)] = gain
-        if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
-            found.groups = partition(found.gains, options.groups)
-            if 1 < len(found.groups) < len(tasks):
-                found.settings[GROUPS] = found.of_groups(found.groups)
-                run([found.settings[GROUPS]], seeds)
-    return found
+        comparison.gains = comparison.affinity()
+        if chosen := pair_rounds(comparison.gains)[:rounds] if options.pairs else []:
+            comparison.pairs = {
+                f"pairs {number}": comparison.of_groups(pair_round, "pairs")
+                for number, pair_round in enumerate(chosen, 1)
+            }
+            run(list(comparison.pairs.values()), seeds, grouped)
+            comparison.gains = np.full((len(tasks), len(tasks)), np.nan)
+            for pair_gain in comparison.gains_over_alone(comparison.pairs):
+                gain = pair_gain.mean if math.isfinite(pair_gain.mean) else math.nan
+                comparison.gains[tasks.index(pair_gain.partners[0]), tasks.index(pair_gain.task)] = gain
+        if np.isfinite(comparison.gains[~np.eye(len(tasks), dtype=bool)]).any():
+            comparison.groups = partition(comparison.gains, options.groups)
+            if 1 < len(comparison.groups) < len(tasks):
+                comparison.settings[GROUPS] = comparison.of_groups(comparison.groups)
+                run([comparison.settings[GROUPS]], seeds)
+    return comparison
 
 
-def _within(options: ShareOptions, base: Mapping[str, Setting], storage: BaseStorage, known: int) -> tuple[int, int]:
+def _within(
+    options: ShareOptions, base: Mapping[str, Setting], storage: BaseStorage, num_timed: int
+) -> tuple[int, int]:
     """Return how many seeds and rounds of pairs fit into the budget.
 
-    A setting's runs are assumed to take as long as its first ``known`` ones, on average. Networks of groups and of
+    A setting's runs are assumed to take as long as its first ``num_timed`` ones, on average. Networks of groups and of
     pairs are assumed to take as long as those of single tasks.
     """
     seconds = {}
     for name, setting in base.items():
         study = study_of(setting.definition.name, storage)
-        first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:known] if study else []
+        first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:num_timed] if study else []
         require(bool(first), f"budget: the first run of {name} has failed, so its time is not known")
         seconds[name] = max(1e-3, sum(trial.user_attrs.get("seconds", 0.0) for trial in first) / len(first))
     budget, least = 60 * (options.budget or 0.0), min(LEAST, options.seeds)
-    each = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
-    needed = f"{least} seeds of all settings take about {math.ceil(least * each / 60)} minutes"
-    require(budget >= least * each, f"budget={options.budget:g}: {needed}")
-    seeds = min(options.seeds, int(budget / each))
-    return seeds, int((budget - seeds * each) / (seeds * seconds[ALONE]))
+    seconds_per_seed = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
+    needed = f"{least} seeds of all settings take about {math.ceil(least * seconds_per_seed / 60)} minutes"
+    require(budget >= least * seconds_per_seed, f"budget={options.budget:g}: {needed}")
+    seeds = min(options.seeds, int(budget / seconds_per_seed))
+    return seeds, int((budget - seeds * seconds_per_seed) / (seeds * seconds[ALONE]))

@@ -41,8 +41,8 @@ def partition(gains: np.ndarray, most: int | None = None) -> list[Group]:
     value = np.array([sum(predicted(group, gains)) for group in groups])
     value /= max(np.abs(value).max(), 1e-300)  # the solver's tolerances are absolute
     limits = LinearConstraint(covers, [*[1] * count, 1], [*[1] * count, most or count])
-    found = milp(-value, constraints=limits, integrality=1, bounds=Bounds(0, 1), options={"mip_rel_gap": 0.0})
-    return sorted(groups[column] for column in np.flatnonzero(found.x > 0.5))
+    solution = milp(-value, constraints=limits, integrality=1, bounds=Bounds(0, 1), options={"mip_rel_gap": 0.0})
+    return sorted(groups[column] for column in np.flatnonzero(solution.x > 0.5))
 
 
 def pair_rounds(affinity: np.ndarray) -> list[list[Group]]:

@@ -38,85 +38,99 @@ SPLIT = {
 }
 
 
-def write(found: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
+def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     """Write ``report.html``, ``summary.md``, ``summary.csv`` and ``share.json``, print the answers, and return them.
 
     ``overrides``: those of ``mtl share``.
     """
-    runs = read_named_runs(found.runs(found.settings))
-    shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
-    gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
-    sharing, gates = (found.gains_over_alone(settings) for settings in ({**shared, **found.pairs}, gated))
+    runs = read_named_runs(comparison.runs(comparison.settings))
+    shared = {name: setting for name, setting in comparison.settings.items() if name in (TOGETHER, GROUPS)}
+    gated = {name: setting for name, setting in comparison.settings.items() if name not in (ALONE, *shared)}
+    sharing, gates = (comparison.gains_over_alone(settings) for settings in ({**shared, **comparison.pairs}, gated))
     done = runs.table.filter(state=FINISHED)
-    every = read_named_runs(found.runs({**found.settings, **found.pairs}))
-    of_sharing, of_gates = (confirm(every, each) for each in (sharing, gates))
-    answers = {task: answer(task, of_sharing, of_gates, len(found.tasks)) for task in found.tasks}
-    deltas, by = ({name: runs.values(name, f"{split}/{DELTA}") for name in found.settings} for split in ("test", "val"))
+    every = read_named_runs(comparison.runs({**comparison.settings, **comparison.pairs}))
+    of_sharing, of_gates = (confirm(every, validation) for validation in (sharing, gates))
+    answers = {task: answer(task, of_sharing, of_gates, len(comparison.tasks)) for task in comparison.tasks}
+    deltas, by = (
+        {name: runs.values(name, f"{split}/{DELTA}") for name in comparison.settings} for split in ("test", "val")
+    )
     best, why = recommended(by, deltas, runs.overlap)
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
-    own = found.settings[best].definition.overrides
-    own = [override for override in own if override in found.run_overrides or not override.startswith(internal)]
-    command = run_command([*own, f"seed={found.seeds.start}"])
-    affinity = found.affinity()
-    groups = [[found.tasks[task] for task in group] for group in found.groups]
-    source = "the gains of pairs" if found.pairs else "the affinities"
-    line = f"groups by {source}: {' | '.join(map(' + '.join, groups))} (mean {number(found.predicted_gain(), 2)} %)"
-    lines = [*answers.values(), *([line] if groups else []), f"recommended: {best} ({why})", SPLIT[found.own_splits]]
+    recommended_overrides = [
+        override
+        for override in comparison.settings[best].definition.overrides
+        if override in comparison.run_overrides or not override.startswith(internal)
+    ]
+    command = run_command([*recommended_overrides, f"seed={comparison.seeds.start}"])
+    affinity = comparison.affinity()
+    groups = [[comparison.tasks[task] for task in group] for group in comparison.groups]
+    source = "the gains of pairs" if comparison.pairs else "the affinities"
+    line = (
+        f"groups by {source}: {' | '.join(map(' + '.join, groups))} (mean {number(comparison.predicted_gain(), 2)} %)"
+    )
+    lines = [
+        *answers.values(),
+        *([line] if groups else []),
+        f"recommended: {best} ({why})",
+        SPLIT[comparison.own_splits],
+    ]
     content = {
         "answers": answers,
         "recommended": {"setting": best, "command": command},
-        "own_splits": found.own_splits,
+        "own_splits": comparison.own_splits,
         "groups": groups,
-        "predicted_gain": found.predicted_gain(),
+        "predicted_gain": comparison.predicted_gain(),
         "gains": [asdict(g) | {"verdict": g.verdict, "advice": g.advice} for g in (*of_sharing, *of_gates)],
         "validation_gains": [asdict(g) for g in (*sharing, *gates)],
         "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},
-        "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
+        "affinity": {"tasks": comparison.tasks, "percent": _json(affinity)},
     }
-    write_json(found.folder / "share.json", content)
+    write_json(comparison.folder / "share.json", content)
     text = (
         "\n\n".join(markdown(line if line.endswith(".") else f"{line}.") for line in lines)
         + f"\n\n    {escape_control(command)}"
     )
-    conflicts = found.conflicts()
+    conflicts = comparison.conflicts()
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
         Section("Answers", text, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
-        Section("Affinities", tables=_matrices(found, affinity), figures=figures),
+        Section("Affinities", tables=_matrices(comparison, affinity), figures=figures),
         replace(section_of(runs, "Settings", curves={}), settings=None, text="For the record: they chose nothing."),
     ]
-    made = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
-    write_report(f"Should these tasks share? {found.folder.name}", made, sections, [runs], found.folder)
+    provenance = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
+    write_report(f"Should these tasks share? {comparison.folder.name}", provenance, sections, [runs], comparison.folder)
     console = Console(highlight=False)
     console.print("\n".join(["", *lines]), markup=False)
     console.print(command, soft_wrap=True, markup=False)
-    console.print(f"{len(done)} of {len(runs.table)} runs finished: {found.folder / PAGE}", style="dim", soft_wrap=True)
+    console.print(
+        f"{len(done)} of {len(runs.table)} runs finished: {comparison.folder / PAGE}", style="dim", soft_wrap=True
+    )
     return content
 
 
-def _matrices(found: Comparison, affinity: np.ndarray) -> list[Table]:
+def _matrices(comparison: Comparison, affinity: np.ndarray) -> list[Table]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = f"TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first {EARLY:.0%} of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
     others = np.where(np.eye(len(affinity), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
-    tables = [_matrix(title, found.tasks, others, note)]
-    if found.pairs:
-        tables.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains))
+    tables = [_matrix(title, comparison.tasks, others, note)]
+    if comparison.pairs:
+        tables.append(_matrix("Gain of the column's task paired with the row's, %", comparison.tasks, comparison.gains))
     return tables
 
 
 def _choice(gains: Sequence[SharingGain]) -> Table:
-    rows = [[each.task, each.setting, " + ".join(each.partners), str(each)] for each in gains]
+    rows = [[gain.task, gain.setting, " + ".join(gain.partners), str(gain)] for gain in gains]
     return Table(["task", "setting", "with", "gain"], rows, "Gains on validation rows, which choose")
 
 
 def _table(gains: Sequence[SharingGain]) -> Table:
     rows = []
-    for each in gains:
-        ends = f"[{', '.join(number(end, 2, '+') for end in each.interval)}]" if each.interval else "-"
+    for gain in gains:
+        ends = f"[{', '.join(number(end, 2, '+') for end in gain.interval)}]" if gain.interval else "-"
         rows.append(
-            [each.task, each.setting, " + ".join(each.partners), str(each), ends, p_value(each.p), each.verdict]
+            [gain.task, gain.setting, " + ".join(gain.partners), str(gain), ends, p_value(gain.p), gain.verdict]
         )
     header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
     return Table(header, rows, "Gains on test rows", [RULE])

@@ -84,16 +84,17 @@ class Comparison:
         label = f"{name}_{derived_seed(0, *groups):08x}"
         return self._setting(label, ["network=grouped", f"network.groups={write_value(named)}"], named)
 
-    def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
+    def _setting(self, label: str, overrides: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
         common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]
         heads = ["heads=separate"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
         splits = ["data.seed=${seed}"] if self.own_splits else []
-        given = [
+        run_overrides = [
             override
             for override in self.run_overrides
             if not override.startswith(("gate=", *(() if gated else ("network",))))
         ]
-        chosen, name = last_of_each([*common, *heads, *splits, *own, *given]), f"share/{self.folder.name}/{label}"
+        chosen = last_of_each([*common, *heads, *splits, *overrides, *run_overrides])
+        name = f"share/{self.folder.name}/{label}"
         definition = Definition(name, label, chosen, {}, NO_SEARCH, NO_PRUNING, self.options.seed)
         partners = {task: [other for other in group if other != task] for group in groups for task in group}
         return Setting(definition, partners)
