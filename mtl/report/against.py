@@ -18,12 +18,12 @@ def improvement(measured: Measurements, model: str, task: str, metric: str) -> D
 
     The error is that of the test rows alone, of one training of each; it is None if it was not measured.
     """
-    own, other = measured.value(task, metric), measured.value(task, metric, model=model)
+    value, other = measured.value(task, metric), measured.value(task, metric, model=model)
     higher = higher_is_better(metric)
-    if own is None or other is None or higher is None:
+    if value is None or other is None or higher is None:
         return None
     error = measured.lead_error(task, metric, model)
-    return Difference(own - other, error, 1, 1, math.inf).times(1.0 if higher else -1.0)
+    return Difference(value - other, error, 1, 1, math.inf).times(1.0 if higher else -1.0)
 
 
 def compare_with_baselines(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
@@ -31,14 +31,14 @@ def compare_with_baselines(measured: Measurements, mains: Mapping[str, str]) -> 
 
     ``mains``: the main metric of each task.
     """
-    found: dict[str, dict[Outcome, list[str]]] = {}
+    outcomes_by_model: dict[str, dict[Outcome, list[str]]] = {}
     for model in measured.models()[1:]:
         for task, metric in mains.items() if model != CONSTANT else ():
             difference = improvement(measured, model, task, metric)
             if difference is not None and difference.error is not None:
-                found.setdefault(model, {}).setdefault(difference.outcome(), []).append(task)
+                outcomes_by_model.setdefault(model, {}).setdefault(difference.outcome(), []).append(task)
     return [
         f"Against {model} on these test rows: "
         f"{'; '.join(f'{outcome} in {join_names(tasks)}' for outcome, tasks in sorted(tasks_of.items()))}."
-        for model, tasks_of in found.items()
+        for model, tasks_of in outcomes_by_model.items()
     ]

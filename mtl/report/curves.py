@@ -121,7 +121,7 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
     text: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
-    longest = max(len(line) for each in axes.get_legend_handles_labels()[1] for line in each.split("\n"))
+    longest = max(len(line) for label in axes.get_legend_handles_labels()[1] for line in label.split("\n"))
     columns = min(settings, max(1, _BELOW // (longest + 8)))  # with room for the line
     axes.legend(title=title, loc="upper left", bbox_to_anchor=(0, -0.19), borderaxespad=0, ncols=columns, **text)
     return figure

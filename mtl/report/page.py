@@ -75,8 +75,8 @@ def _width(png: bytes) -> int:
 
 def linked(sections: Sequence[Section], name: str, every: bool = False) -> dict[str, Picture]:
     """Return the pictures that Markdown links, or all of them, by their file names ``NAME_1.png`` and so on."""
-    drawn = [each for section in sections for each in section.figures if every or each.beside]
-    return {f"{name}_{number}.png": each for number, each in enumerate(drawn, 1)}
+    drawn = [figure for section in sections for figure in section.figures if every or figure.beside]
+    return {f"{name}_{number}.png": figure for number, figure in enumerate(drawn, 1)}
 
 
 def write_page(
@@ -90,15 +90,15 @@ def write_page(
 
     ``improvement``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
     """
-    files = {id(each): name for name, each in (pictures or {}).items()}
-    shown = [(each, each.settings.sentence()) for each in sections if each.settings]
-    said = [f"* **{markdown(each.title)}**, {markdown(sentence)}" for each, sentence in shown if sentence]
-    costs = [replace(each.costs, title=each.title) for each in sections if each.costs]
-    parts = [f"# {markdown(title)}", improvement, "\n".join(said), _BRACKETS if said else ""]
-    for each in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
-        content = [each.text, *(table.markdown() for table in each.tables), bullets(each.notes)]
-        content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in each.figures if id(p) in files]
-        parts += [f"## {markdown(each.title)}", *content] if any(content) else []
+    files = {id(figure): name for name, figure in (pictures or {}).items()}
+    sentences = [(section, section.settings.sentence()) for section in sections if section.settings]
+    findings = [f"* **{markdown(section.title)}**, {markdown(sentence)}" for section, sentence in sentences if sentence]
+    costs = [replace(section.costs, title=section.title) for section in sections if section.costs]
+    parts = [f"# {markdown(title)}", improvement, "\n".join(findings), _BRACKETS if findings else ""]
+    for section in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
+        content = [section.text, *(table.markdown() for table in section.tables), bullets(section.notes)]
+        content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in section.figures if id(p) in files]
+        parts += [f"## {markdown(section.title)}", *content] if any(content) else []
     return "\n\n".join(part.strip("\n") for part in [*parts, end] if part.strip()) + "\n"
 
 
@@ -117,15 +117,15 @@ def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = 
     curves = list[Picture]()
 
     def image(self: Any, tokens: Any, index: int, *_: Any) -> str:
-        shown = pictures[tokens[index].attrs["src"]]
-        line = "<div></div>" if shown.drawn_by_run and curves else ""
-        curves[:] = [] if shown.drawn_by_run else [shown]
-        data, caption = base64.b64encode(shown.png).decode(), escape(escape_control(shown.caption))
-        size = "large" if shown.width > LARGE else "small"
+        figure = pictures[tokens[index].attrs["src"]]
+        line = "<div></div>" if figure.drawn_by_run and curves else ""
+        curves[:] = [] if figure.drawn_by_run else [figure]
+        data, caption = base64.b64encode(figure.png).decode(), escape(escape_control(figure.caption))
+        size = "large" if figure.width > LARGE else "small"
         return (
-            f'{line}<figure class="{size}" style="width: {shown.width}px">'
+            f'{line}<figure class="{size}" style="width: {figure.width}px">'
             f'<img src="data:image/png;base64,{data}" alt="{caption}" '
-            f'width="{shown.width}"><figcaption>{caption}</figcaption></figure>'
+            f'width="{figure.width}"><figcaption>{caption}</figcaption></figure>'
         )
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")

@@ -131,7 +131,7 @@ class Runs:
         ended = self.table.filter(pl.col("state").is_in([FAILED, FINISHED]), setting=setting).sort("state")
         if (
             column not in ended.columns
-            or (known := ended.filter(state=FINISHED)[column]).null_count() == len(known) > 0
+            or (recorded := ended.filter(state=FINISHED)[column]).null_count() == len(recorded) > 0
         ):
             return {}
         return dict(zip(pairing_keys(ended), ended[column].to_list(), strict=True))  # the finished ones come last
@@ -139,7 +139,7 @@ class Runs:
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
     """Return the run folders at or below ``folders``, in the order of the jobs of a sweep; InputError without any."""
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for folder in folders:
         require(folder.is_dir(), f"{folder}: no such folder")
         below = []
@@ -147,9 +147,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
             if {CONFIG, LOG, COMMAND, RESULTS} & set(files):
                 names.clear()  # a run contains no other run
                 below.append(Path(path))
-        found |= dict.fromkeys(sorted(below, key=_natural))
-    require(bool(found), f"{', '.join(map(str, folders))} contains no run; a run is a folder with a {CONFIG}")
-    return list(found)
+        runs |= dict.fromkeys(sorted(below, key=_natural))
+    require(bool(runs), f"{', '.join(map(str, folders))} contains no run; a run is a folder with a {CONFIG}")
+    return list(runs)
 
 
 def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
@@ -158,21 +158,24 @@ def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
     The name is "" if a run does not record it. The files of ``data.path`` are named where they differ.
     """
     data = {
-        path: (str(command(path).choices.get("data", "")), overridden_options(_words(path)).get("data.path", ""))
+        path: (
+            str(command(path).choices.get("data", "")),
+            overridden_options(_training_overrides(path)).get("data.path", ""),
+        )
         for path in paths
     }
     names = [name for name, _ in set(data.values())]
     several = {name for name in names if names.count(name) > 1}
-    found: dict[str, list[Path]] = {}
+    groups: dict[str, list[Path]] = {}
     for path, (name, file) in data.items():
-        found.setdefault(f"{name} ({file})" if name in several else name, []).append(path)
-    return found
+        groups.setdefault(f"{name} ({file})" if name in several else name, []).append(path)
+    return groups
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:
     """Return the runs at or below ``folders``; InputError if there are none."""
     paths = find_runs(folders)
-    options = [overridden_options(_words(path)) for path in paths]
+    options = [overridden_options(_training_overrides(path)) for path in paths]
     heading, settings = labels(options)
     named: dict[Path, Named] = {path: (setting, None) for path, setting in zip(paths, settings, strict=True)}
     return _table(named, options, heading)
@@ -191,12 +194,12 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
     names = varying_options(options)
     rows: list[dict[str, Any]] = []
     main: dict[str, str] = {}
-    for (path, (setting, given)), chosen in zip(named.items(), options, strict=True):
+    for (path, (setting, named_seed)), chosen in zip(named.items(), options, strict=True):
         results, wrong = read_results(path)
         state, reason = (FINISHED, None) if results else (FAILED, wrong) if wrong else last_message(path / LOG)
         row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
-        known = results.seed if results else command(path).seed or config(path).get("seed")
-        seed = known if given is None else given
+        recorded_seed = results.seed if results else command(path).seed or config(path).get("seed")
+        seed = recorded_seed if named_seed is None else named_seed
         data = config(path).get("data")
         for name, value in zip(SEEDS, (seed, data.get("seed") if isinstance(data, dict) else None), strict=True):
             row[name] = value if isinstance(value, int) else None  # the seed of a failed run may be any value
@@ -235,8 +238,8 @@ def overridden_options(overrides: Iterable[str]) -> Options:
 
 def varying_options(options: Sequence[Options]) -> list[str]:
     """Return the names of the options that differ between runs, in order of appearance."""
-    names = dict.fromkeys(name for each in options for name in each)
-    return [name for name in names if len({each.get(name) for each in options}) > 1]
+    names = dict.fromkeys(name for run_options in options for name in run_options)
+    return [name for name in names if len({run_options.get(name) for run_options in options}) > 1]
 
 
 def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
@@ -247,9 +250,11 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
     data.rho=0.5``.
     """
     names = varying_options(options)
-    if names and all(name in each for each in options for name in names):
-        return ", ".join(names), [", ".join(each[name] for name in names) for each in options]
-    texts = [" ".join(f"{name}={each[name]}" for name in names if name in each) for each in options]
+    if names and all(name in run_options for run_options in options for name in names):
+        return ", ".join(names), [", ".join(run_options[name] for name in names) for run_options in options]
+    texts = [
+        " ".join(f"{name}={run_options[name]}" for name in names if name in run_options) for run_options in options
+    ]
     return "setting", [text or ("defaults" if names else ALL) for text in texts]
 
 
@@ -258,13 +263,13 @@ def _is_own(name: str) -> bool:
     return "seed" in name.split(".")[-1] or name.startswith(("paths.", "hydra.")) or name in _OWN
 
 
-def _words(path: Path) -> list[str]:
+def _training_overrides(path: Path) -> list[str]:
     """Return the overrides that say what was trained: those of the command line, or of the run that it starts from."""
-    given = command(path).overrides
-    if given and not any(override.startswith(("ckpt=", "evaluate=")) for override in given):
-        return given
+    command_overrides = command(path).overrides
+    if command_overrides and not any(override.startswith(("ckpt=", "evaluate=")) for override in command_overrides):
+        return command_overrides
     overrides = config(path).get("overrides")
-    return list(overrides or ()) if fits(list[str], overrides) else given
+    return list(overrides or ()) if fits(list[str], overrides) else command_overrides
 
 
 def numbers(results: Results | None) -> dict[str, float]:
@@ -333,7 +338,7 @@ def last_message(log: Path) -> tuple[str, str | None]:
             lines = file.read().decode(errors="replace").splitlines()
     except (OSError, InputError):
         return UNFINISHED, None
-    last = next((found for found in map(_LINE.match, reversed(lines)) if found), None)
+    last = next((match for match in map(_LINE.match, reversed(lines)) if match), None)
     if last is None:
         return UNFINISHED, lines[-1] if lines else None
     return FAILED if last["level"] == "ERROR" else UNFINISHED, last["message"]

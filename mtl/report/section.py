@@ -57,8 +57,8 @@ def section_of(
     the setting with which the others are compared, also in their FLOPs, as in ``costs_of``.
     """
     settings, published = compare(runs, also, columns, unit, baseline), published or {}
-    shown = {quantity.column for quantity in settings.quantities}
-    lacking = {column for values in published.values() for column in values if column not in shown}
+    compared = {quantity.column for quantity in settings.quantities}
+    lacking = {column for values in published.values() for column in values if column not in compared}
     notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
     figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
     tables, notes = [settings.table(published)], [*notes, *lacking_curves]
@@ -73,8 +73,8 @@ def baselines_of(runs: Runs) -> Table | None:
     rows = []
     for task, metric in runs.main.items() if models else ():
         names = [str(Key("test", task, metric, model)) for model in models]
-        found = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
-        rows.append([f"{task} {metric}", *(number(mean, 4) for mean in found)])
+        means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
+        rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
     note = f"Means over the runs. A quick model learns from at most {ROWS:,} training rows of a table."
     return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
 
@@ -98,9 +98,9 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
     done = runs.table.filter(state=FINISHED)
     columns = [name for name in COSTS if name in done.columns and done[name].count()]
     groups = {name: done.filter(setting=name) for name in runs.table["setting"].unique(maintain_order=True)}
-    shown = [name for name in SHOWN if name in columns]
-    header = [runs.heading, *(COSTS[name] for name in shown)]
-    rows = [[name, *(_cost(group[column].to_list()) for column in shown)] for name, group in groups.items()]
+    visible = [name for name in SHOWN if name in columns]
+    header = [runs.heading, *(COSTS[name] for name in visible)]
+    rows = [[name, *(_cost(group[column].to_list()) for column in visible)] for name, group in groups.items()]
     means = f"Means over finished runs, with standard errors above {_SMALL:.1%}. " if len(runs.table) > 1 else ""
     note = f"{means}FLOPs: of the test, with what it used."
     if baseline is not None:
@@ -112,24 +112,24 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
         header += [f"FLOPs per sample / {baseline}", f"FLOPs of training / {baseline}"]
         for row in rows:
             pairs = zip(totals[row[0]], totals[baseline], strict=True)
-            row += [number(own / base, 3) for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
+            row += [number(flops / base, 3) for flops, base in pairs] if all(totals[row[0]]) else ["-", "-"]
         note += f" FLOPs of training: {COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
     if len(runs.table) == 1:
         rows = [[Path(runs.table["run"][0]).name if row[0] == ALL else row[0], *row[1:]] for row in rows]
-    return Table(header, rows, notes=[note]) if shown else None
+    return Table(header, rows, notes=[note]) if visible else None
 
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
     """Return the mean FLOPs per sample and the mean product of the column ``work`` with the epochs, or Nones."""
-    known = group.select(FLOPS, (pl.col(work) * pl.col("epochs")).alias("training")).drop_nulls().drop_nans()
-    return known.mean().row(0)
+    measured = group.select(FLOPS, (pl.col(work) * pl.col("epochs")).alias("training")).drop_nulls().drop_nans()
+    return measured.mean().row(0)
 
 
 def _cost(values: Sequence[float | None]) -> str:
     """Return mean and standard error of the runs' costs: whole numbers from 1000 on, else four digits."""
-    found = summarise(values)
-    is_large = found.error is not None and found.error > _SMALL * abs(found.mean or 0.0)
-    return with_error(found.mean, found.error if is_large else None)
+    summary = summarise(values)
+    is_large = summary.error is not None and summary.error > _SMALL * abs(summary.mean or 0.0)
+    return with_error(summary.mean, summary.error if is_large else None)
 
 
 def pictures_of(
@@ -152,7 +152,7 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
     """
     pairs = runs.table.select("run", "setting").rows()
     monitored = [name for run, _ in pairs if isinstance(name := config(Path(run)).get("monitor", CURVE), str)]
-    found, notes = [], []
+    drawn, notes = [], []
     tasks = [f"val/{task}/{main}" for task, main in runs.main.items()] if 1 < len(runs.main) <= MOST_TASKS else []
     for metric, window in {**dict.fromkeys([*monitored, CURVE, *tasks], 1), **windows}.items():
         curves, missing = curves_of(pairs, metric, window)
@@ -160,20 +160,20 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
         if not curves.is_empty():
             caption = f"{metric} over training{', at the steps that all runs have' if len(pairs) > 1 else ''}"
             caption += f", mean of the latest {window} steps" if window > 1 else ""
-            found.append(picture(draw(curves, runs.heading, metric, window), caption))
-    return found, notes
+            drawn.append(picture(draw(curves, runs.heading, metric, window), caption))
+    return drawn, notes
 
 
 def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:
     """Return pictures of the experts that tasks use, from the first run of each setting that has any."""
-    found: dict[str, list[Picture]] = {}
+    by_setting: dict[str, list[Picture]] = {}
     for run, setting in runs.table.select("run", "setting").rows():
-        if not found.get(setting):
+        if not by_setting.get(setting):
             folder, beside = Path(run), {stem for stem, settings in linked.items() if setting in settings}
             title = folder.name if setting == ALL else f"{setting} ({folder.name})"
             paths = [path for pattern in _PICTURES for path in sorted((folder / "routing").glob(pattern))]
-            found[setting] = [
+            by_setting[setting] = [
                 picture_of(path, folder, f"{title}: {path.stem.replace('_', ' ')}", path.stem in beside)
                 for path in paths
             ]
-    return [each for pictures in found.values() for each in pictures][:MOST_PICTURES]
+    return [picture for pictures in by_setting.values() for picture in pictures][:MOST_PICTURES]

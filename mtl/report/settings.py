@@ -60,13 +60,15 @@ class ComparedMetric:
     @cached_property
     def means(self) -> dict[str, Summary]:
         """The mean of each setting."""
-        return {name: summarise(list(own.values()), 1.0, self.overlap) for name, own in self.values.items()}
+        return {name: summarise(list(values.values()), 1.0, self.overlap) for name, values in self.values.items()}
 
     def texts(self) -> dict[str, str]:
         """Return mean ± standard error of each setting, then (m/n) if only m of n runs have a value; "-" if none."""
         means = self.means.values()
         texts = aligned([(value.mean, value.error) for value in means])
-        counts = (f" ({each.count}/{each.count + each.undefined})" if each.undefined else "" for each in means)
+        counts = (
+            f" ({summary.count}/{summary.count + summary.undefined})" if summary.undefined else "" for summary in means
+        )
         return {name: text + count for name, text, count in zip(self.means, texts, counts, strict=True)}
 
 
@@ -91,18 +93,18 @@ class ComparisonTable:
 
         Settings without a value are left out, and all of them if there is no main quantity.
         """
-        found = {}
+        gains = {}
         for main in self.quantities[:1]:
             base, theirs = main.means[self.reference].mean, main.values[self.reference]
-            for name, own in main.values.items() if base and main.higher is not None else ():
-                if name != self.reference and (each := difference(own, theirs, 1.0, main.overlap)):
-                    found[name] = each.times((100 if main.higher else -100) / abs(base or 1.0))
-        return found
+            for name, values in main.values.items() if base and main.higher is not None else ():
+                if name != self.reference and (delta := difference(values, theirs, 1.0, main.overlap)):
+                    gains[name] = delta.times((100 if main.higher else -100) / abs(base or 1.0))
+        return gains
 
     def outcome(self, name: str) -> Outcome:
         """Return what the gain tells; the runs that have a value, where others have none, are no random ones."""
-        found = self.gains.get(name)
-        return found.outcome() if found and not found.undefined else Outcome.OPEN
+        gain = self.gains.get(name)
+        return gain.outcome() if gain and not gain.undefined else Outcome.OPEN
 
     def sentence(self) -> str:
         """Say which settings are better or worse than the reference, by how much, or that nothing is decided."""
@@ -110,11 +112,11 @@ class ComparisonTable:
             return f"nothing can be compared with {self.reference}." if len(self.runs) > 1 else ""
         parts, left = list[str](), len(self.runs) - 1
         for outcome, sign in DECIDED.items():
-            if own := [name for name in self.gains if self.outcome(name) == outcome]:
-                most, left = max(own, key=lambda name: abs(self.gains[name].mean)), left - len(own)
+            if names := [name for name in self.gains if self.outcome(name) == outcome]:
+                most, left = max(names, key=lambda name: abs(self.gains[name].mean)), left - len(names)
                 by = f"by {self.gains[most].times(sign).text(' %', '')}"
                 parts.append(
-                    f"{len(own)} are {outcome} (most {most}, {by})" if own[1:] else f"{most} is {outcome} {by}"
+                    f"{len(names)} are {outcome} (most {most}, {by})" if names[1:] else f"{most} is {outcome} {by}"
                 )
         if parts:
             open_ = [name for name in self.runs if name != self.reference and self.outcome(name) not in DECIDED]
@@ -131,22 +133,22 @@ class ComparisonTable:
 
         ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
         """
-        published, rows, texts = published or {}, list[list[str]](), [each.texts() for each in self.quantities]
+        published, rows, texts = published or {}, list[list[str]](), [quantity.texts() for quantity in self.quantities]
         counts = {count for pair in self.runs.values() for count in pair}
         even, gains = len(counts) == 1, bool(self.gains)  # whether all have as many runs, and these have finished
 
         def add(name: str, count: str, change: str, means: Sequence[str]) -> None:
             rows.append([name, *[count] * (not even), *means[:1], *[change] * gains, *means[1:]])
 
-        columns = [each.name + _ARROWS[each.higher] for each in self.quantities]
+        columns = [quantity.name + _ARROWS[quantity.higher] for quantity in self.quantities]
         add(self.heading, self.unit, f"against {self.reference}, %", columns)
         for name in dict.fromkeys((*self._ranked(), *published)):
             if name in self.runs:
                 done, every = self.runs[name]
                 count = f"{done} of {every}" if done < every else f"{done}"
-                add(name, count, self._change(name), [own[name] for own in texts])
+                add(name, count, self._change(name), [text_by_name[name] for text_by_name in texts])
             if name in published:
-                theirs = [published[name].get(each.column) for each in self.quantities]
+                theirs = [published[name].get(quantity.column) for quantity in self.quantities]
                 add(f"{name}, published", "", "", ["-" if value is None else with_error(*value) for value in theirs])
         over = self.unit if not even else f"{done} {self.unit}" if done != 1 else f"1 {self.unit.removesuffix('s')}"
         return Table(rows[0], rows[1:], notes=[*self._explanation(over), *self.notes])
@@ -155,8 +157,8 @@ class ComparisonTable:
         """Return the settings, those with the best main quantity first, and those with undefined values last."""
         for main in self.quantities[:1]:
             sign = {True: -1, False: 1, None: 0}[main.higher]
-            known = {name: sign * v.mean for name, v in main.means.items() if v.mean is not None and not v.undefined}
-            return sorted(self.runs, key=lambda name: known.get(name, math.inf))
+            means = {name: sign * v.mean for name, v in main.means.items() if v.mean is not None and not v.undefined}
+            return sorted(self.runs, key=lambda name: means.get(name, math.inf))
         return list(self.runs)
 
     def _change(self, name: str) -> str:
@@ -169,14 +171,14 @@ class ComparisonTable:
     def _explanation(self, over: str) -> list[str]:
         """Return the sentences that belong below the table."""
         lines = [f"Mean ± standard error over {over}, on test rows, of the checkpoint that each run chose."]
-        apart = [each for each in self.gains.values() if not each.undefined]
-        if tests := sorted({"Student's paired" if each.pairs else "Welch's" for each in apart if each.interval}):
+        apart = [delta for delta in self.gains.values() if not delta.undefined]
+        if tests := sorted({"Student's paired" if delta.pairs else "Welch's" for delta in apart if delta.interval}):
             lines.append(
                 f"Against {self.reference}: change of {self.quantities[0].name} with its 95 % interval by "
                 f"{' or '.join(tests)} t test, bold if it excludes 0; {len(apart)} comparison"
                 f"{'s, not corrected for their number' if apart[1:] else ''}."
             )
-        if any(mean.undefined for each in self.quantities for mean in each.means.values()):
+        if any(mean.undefined for quantity in self.quantities for mean in quantity.means.values()):
             lines.append(
                 "(m/n): only m of n runs have a defined value, which the mean is of; no test, and ranked last."
             )
@@ -208,13 +210,13 @@ def compare(
     have = ", ".join(column for column in numeric if not Key.of(column).task)
     for name, full in zip(also, further, strict=True):
         require(bool(full), f"--also {name}: no run has this column; among those of summary.csv are {have}")
-    shown = measured([*(columns or (LOSS, *AVERAGES, DELTA_M, *means)), *further])
-    known = [each for each in shown if each.higher is not None]
-    main = next((each for each in known if each.column == LOSS), known[0] if known else None)
-    shown.sort(key=lambda each: (each is not main, each.column not in further))
+    quantities = measured([*(columns or (LOSS, *AVERAGES, DELTA_M, *means)), *further])
+    directed = [quantity for quantity in quantities if quantity.higher is not None]
+    main = next((quantity for quantity in directed if quantity.column == LOSS), directed[0] if directed else None)
+    quantities.sort(key=lambda quantity: (quantity is not main, quantity.column not in further))
     left = [name for name in columns if name not in numeric]
     notes = [*([f"No run has {', '.join(left)}."] if left else []), *([SPLITS] if runs.overlap else [])]
-    notes += [NOTE] if any(each.column == DELTA_M for each in shown) else []
+    notes += [NOTE] if any(quantity.column == DELTA_M for quantity in quantities) else []
     keys = {name: runs.values(name, "seed").keys() for name in groups}
     for name in groups:
         common = len(keys[name] & keys[reference])
@@ -224,14 +226,14 @@ def compare(
         notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
         every = measured(tasks)
         notes += [_wins(every, name, reference) for name in groups if name != reference]
-    return ComparisonTable(runs.heading, reference, counts, shown, notes, unit)
+    return ComparisonTable(runs.heading, reference, counts, quantities, notes, unit)
 
 
 def _wins(tasks: Sequence[ComparedMetric], name: str, reference: str) -> str:
     """Say for how many tasks the mean of a setting is better than the mean of the reference."""
     better = []
     for task in tasks:
-        own, other = task.means[name].mean, task.means[reference].mean
-        if own is not None and other is not None and task.higher is not None:
-            better.append(own > other if task.higher else own < other)
+        mean, other = task.means[name].mean, task.means[reference].mean
+        if mean is not None and other is not None and task.higher is not None:
+            better.append(mean > other if task.higher else mean < other)
     return f"{name} is better than {reference} on {sum(better)} of {len(better)} tasks."

@@ -190,7 +190,7 @@ def difference(values: Values, others: Values, factor: float = 1.0, overlap: flo
     both runs of a pair start from the same state and see the same rows in the same order. Otherwise it is the
     difference of the two means.
     """
-    mine, theirs = (summarise(list(each.values()), by, overlap) for each, by in ((values, 1.0), (others, factor)))
+    mine, theirs = (summarise(list(sample.values()), by, overlap) for sample, by in ((values, 1.0), (others, factor)))
     if mine.mean is None or theirs.mean is None:
         return None
     undefined = mine.undefined + theirs.undefined
@@ -203,9 +203,9 @@ def difference(values: Values, others: Values, factor: float = 1.0, overlap: flo
     if mine.error is None or theirs.error is None:
         return Difference(mean, None, runs, 0, 0.0, std, undefined, overlap)
     error = math.hypot(mine.error, theirs.error)
-    shares = [(each.error or 0.0) / error for each in (mine, theirs)] if error else [1.0, 1.0]
+    shares = [(summary.error or 0.0) / error for summary in (mine, theirs)] if error else [1.0, 1.0]
     # Welch (1947), since the variances may differ
-    df = 1 / sum(share**4 / (each.count - 1) for share, each in zip(shares, (mine, theirs), strict=True))
+    df = 1 / sum(share**4 / (summary.count - 1) for share, summary in zip(shares, (mine, theirs), strict=True))
     return Difference(mean, error, runs, 0, df, std, undefined, overlap)
 
 
@@ -235,21 +235,21 @@ def with_delta(
     directions = {f"{split}/{task}/{metric}": higher_is_better(metric) for task, metric in main.items()}
     columns = {name: up for name, up in directions.items() if name in table.columns and up is not None}
     done = table.with_columns(pl.Series("data", data), pl.Series("single", single)).filter(state="finished")
-    found: dict[str, float] = {}
+    deltas: dict[str, float] = {}
     for rows in done.partition_by("data"):
         alone = rows.filter("single")
         bases = alone.filter(pl.col("setting") == pl.first("setting"))
         base, runs = dict(zip(pairing_keys(bases), bases.iter_rows(named=True), strict=True)), pairing_keys(rows)
         means = {name: summarise(bases[name].to_list()).mean for name in columns}
         for key, row in zip(runs, rows.iter_rows(named=True), strict=True) if base else ():
-            known = {name: up for name, up in columns.items() if row[name] is not None}
+            recorded = {name: up for name, up in columns.items() if row[name] is not None}
             singles = base[key] if base.keys() >= set(runs) else means
-            if known:
-                values, others = ([each[name] for name in known] for each in (row, singles))
-                found[row["run"]] = delta_m(values, others, list(known.values()))
-    if not found:
+            if recorded:
+                values, others = ([source[name] for name in recorded] for source in (row, singles))
+                deltas[row["run"]] = delta_m(values, others, list(recorded.values()))
+    if not deltas:
         return table
-    return table.with_columns(pl.Series(f"{split}/{DELTA}", [found.get(run) for run in table["run"]], pl.Float64))
+    return table.with_columns(pl.Series(f"{split}/{DELTA}", [deltas.get(run) for run in table["run"]], pl.Float64))
 
 
 def holm(values: Sequence[float]) -> list[float]:

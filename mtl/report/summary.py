@@ -17,24 +17,24 @@ from mtl.report.page import Section, html, linked, write_page
 from mtl.report.runs import Results, Runs, command, read_results
 
 CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
-MADE = "Where the numbers come from"
+PROVENANCE = "Where the numbers come from"
 _MOST = 3  # different commands, versions or data that are listed
 
 
 def write_report(
-    title: str, made: Sequence[str], sections: Sequence[Section], runs: Sequence[Runs], target: Path
+    title: str, provenance: Sequence[str], sections: Sequence[Section], runs: Sequence[Runs], target: Path
 ) -> None:
     """Write ``report.html``, ``summary.md`` and ``summary.csv``, with a row for each of ``runs``, into ``target``.
 
-    ``made``: how the numbers were made, for the end of the page, as ``heading`` says it.
+    ``provenance``: where the numbers come from, for the end of the page, as ``heading`` returns it.
     """
-    table = pl.concat([each.table for each in runs], how="diagonal_relaxed")
+    table = pl.concat([group.table for group in runs], how="diagonal_relaxed")
     whole = "The run, with all of its numbers" if len(table) == 1 else "All runs, with all of their numbers"
-    end = f"{bullets(made)}\n* {whole}: [{CSV}]({CSV})"
+    end = f"{bullets(provenance)}\n* {whole}: [{CSV}]({CSV})"
     pictures = linked(sections, "picture", every=True)
     write_text(target / CSV, table.write_csv())
-    write_text(target / MARKDOWN, write_page(title, sections, end=f"## {MADE}\n\n{end}"))
-    write_text(target / PAGE, html(title, write_page(title, sections, pictures=pictures), pictures, MADE, end))
+    write_text(target / MARKDOWN, write_page(title, sections, end=f"## {PROVENANCE}\n\n{end}"))
+    write_text(target / PAGE, html(title, write_page(title, sections, pictures=pictures), pictures, PROVENANCE, end))
 
 
 def show(section: Section, files: str) -> None:
@@ -49,8 +49,8 @@ def show(section: Section, files: str) -> None:
     if section.text:
         console.print(Text(plain(section.text)), "", sep="\n")
     for table in section.tables[:1]:
-        shown = table.fitting(console.width)
-        console.print(shown, "", *(Text(escape_control(line), style="dim") for line in shown.notes), sep="\n")
+        fitted = table.fitting(console.width)
+        console.print(fitted, "", *(Text(escape_control(line), style="dim") for line in fitted.notes), sep="\n")
     for line in section.notes:
         console.print(Text(escape_control(line)), soft_wrap=True)
     console.print(Text(escape_control(files), style="dim"), soft_wrap=True)
@@ -61,17 +61,19 @@ def heading(runs: Sequence[Path], made_by: str = "") -> list[str]:
 
     ``made_by``: the command that started all of them, if there is one, in place of their own commands.
     """
-    found = [(path, results) for path in runs if (results := read_results(path)[0])]
-    if not found:
+    finished = [(path, results) for path in runs if (results := read_results(path)[0])]
+    if not finished:
         return []
-    days = sorted(each.finished[:16].replace("T", " ") for _, each in found if each.finished)
+    days = sorted(results.finished[:16].replace("T", " ") for _, results in finished if results.finished)
     when = "" if not days else f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
     lines = {
-        "Runs": f"{len(found)} of {len(runs)} finished{when}.",
-        "Budget": _budget([each for _, each in found]),
-        "Data": _several([_data(each, str(command(path).choices.get("data", "unnamed"))) for path, each in found]),
-        "Code": _several([_code(each) for _, each in found]),
-        "Command": made_by or _several([each.command for _, each in found]),
+        "Runs": f"{len(finished)} of {len(runs)} finished{when}.",
+        "Budget": _budget([results for _, results in finished]),
+        "Data": _several(
+            [_data(results, str(command(path).choices.get("data", "unnamed"))) for path, results in finished]
+        ),
+        "Code": _several([_code(results) for _, results in finished]),
+        "Command": made_by or _several([results.command for _, results in finished]),
     }
     return [f"{name}: {escape_control(text)}" for name, text in lines.items() if text]
 
@@ -85,10 +87,10 @@ def _several(texts: Sequence[str]) -> str:
 
 def _budget(results: Sequence[Results]) -> str:
     """Return the epochs that the runs trained and the time they took; validation counts, reading data does not."""
-    epochs = [int(each.epochs) for each in results if each.epochs]
+    epochs = [int(result.epochs) for result in results if result.epochs]
     if not epochs:
         return ""
-    seconds = sum((each.epochs or 0) * (each.seconds_per_epoch or 0) for each in results)
+    seconds = sum((result.epochs or 0) * (result.seconds_per_epoch or 0) for result in results)
     span = f"{min(epochs)}" if min(epochs) == max(epochs) else f"{min(epochs)} to {max(epochs)}"
     return f"{span} epochs a run, {duration(seconds)} of training in all."
 
@@ -103,6 +105,6 @@ def _data(results: Results, name: str) -> str:
 def _code(results: Results) -> str:
     commit, _, dirty = (results.versions.get("commit") or "").partition("-")
     names = {"mtl": "mtl", "python": "Python", "torch": "torch", "pytorch_lightning": "Lightning"}
-    shown = [f"{name} {results.versions[key]}" for key, name in names.items() if results.versions.get(key)]
+    programs = [f"{name} {results.versions[key]}" for key, name in names.items() if results.versions.get(key)]
     changed = " with local changes" if dirty else ""
-    return ", ".join([*shown[:1], *([f"commit {commit[:12]}{changed}"] if commit else []), *shown[1:]])
+    return ", ".join([*programs[:1], *([f"commit {commit[:12]}{changed}"] if commit else []), *programs[1:]])

@@ -56,11 +56,11 @@ def best_trials(trials: Trials, best: float = SHARE) -> tuple[Runs, list[str]]:
     kept, notes = [], []
     for group in trials.runs.table.partition_by("setting", maintain_order=True):
         states = group["state"].to_list()
-        known = group.filter((pl.col("state") == FINISHED) & pl.col(trials.validation).is_finite())
+        usable = group.filter((pl.col("state") == FINISHED) & pl.col(trials.validation).is_finite())
         ended = sum(state != "unfinished" for state in states)
         wanted = best if best >= 1 else max(1, math.floor(best * ended + 1e-9))  # 0.07 * 100 is less than 7
-        count = min(len(known), int(wanted))
-        ordered = known.sort(trials.validation, descending=trials.higher, maintain_order=True)
+        count = min(len(usable), int(wanted))
+        ordered = usable.sort(trials.validation, descending=trials.higher, maintain_order=True)
         kept.append(ordered.head(count) if count else group)
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
         notes.append(f"{group['setting'][0]}: the best {count} of {len(group)} trials ({counts}).")
@@ -73,8 +73,8 @@ def budgets_of(trials: Trials) -> list[Budget]:
         return []
     done = trials.runs.table.filter(state=FINISHED).select("setting", trials.validation, trials.test)
     groups = done.group_by("setting", maintain_order=True)
-    found = [budget(str(name), group.drop("setting").rows(), trials.higher) for (name,), group in groups]
-    return [each for each in found if each]
+    budgets = [budget(str(name), group.drop("setting").rows(), trials.higher) for (name,), group in groups]
+    return [budget for budget in budgets if budget]
 
 
 def section_of_trials(
@@ -90,8 +90,8 @@ def section_of_trials(
     rule = f"Of each setting the best {counted} by {_name(trials.validation)}{', at least one' if best < 1 else ''}:"
     others = [note for note in section.notes if note not in missing(runs)]
     section = replace(section, notes=[rule, *notes, *missing(trials.runs), *others])
-    found = budgets_of(trials)
-    if max((each.whole for each in found), default=0) < 2:
+    budgets = budgets_of(trials)
+    if max((budget.whole for budget in budgets), default=0) < 2:
         return section
     names = _name(trials.validation), _name(trials.test)
     caption = (
@@ -99,9 +99,9 @@ def section_of_trials(
         "expectations over draws with replacement instead of resamples). Behind each name: the finished trials that "
         "are drawn from."
     )
-    figure = picture(draw(found, *names), caption)
-    columns = zip(("validation", "test"), names, strict=True) if len(found) > 1 else ()
-    tables = [ratios(found, attribute, name, trials.higher) for attribute, name in columns]
+    figure = picture(draw(budgets, *names), caption)
+    columns = zip(("validation", "test"), names, strict=True) if len(budgets) > 1 else ()
+    tables = [ratios(budgets, attribute, name, trials.higher) for attribute, name in columns]
     return replace(section, tables=[*section.tables, *tables], figures=[figure, *section.figures])
 
 
@@ -145,17 +145,17 @@ def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> 
     ``higher``: whether higher validation values are better. Trials that lack a value are left out. The whole budget is
     the number of trials, at most the largest of ``SIZES``.
     """
-    if not len(known := both_known(pairs)):
+    if not len(finite := both_known(pairs)):
         return None
-    validation, test = known[np.argsort(known[:, 0] * (-1 if higher else 1), stable=True)].T
-    weights = chances(len(known))
+    validation, test = finite[np.argsort(finite[:, 0] * (-1 if higher else 1), stable=True)].T
+    weights = chances(len(finite))
     return Budget(setting, (weights @ validation).tolist(), (weights @ test).tolist())
 
 
 def both_known(pairs: Sequence[tuple[Value, Value]]) -> np.ndarray:
     """Return the pairs whose values are both finite, ``[N, 2]``."""
-    known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
-    return np.array(known).reshape(-1, 2)
+    finite = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
+    return np.array(finite).reshape(-1, 2)
 
 
 def resampled(pairs: np.ndarray, higher: bool, random: np.random.Generator, resamples: int) -> np.ndarray:
@@ -181,14 +181,14 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
     ``attribute``: "validation" or "test"; ``name``: the name of this value for the reader.
     """
     rows = []
-    for own in budgets:
+    for budget in budgets:
         cells = []
         for other in budgets:
-            needed = required_trials(getattr(own, attribute), getattr(other, attribute)[-1], higher)
+            needed = required_trials(getattr(budget, attribute), getattr(other, attribute)[-1], higher)
             share = "" if needed is None else f"{needed} ({number(other.whole / needed, 3)}x fewer)"
-            cells.append("-" if own is other else share or f"not with {own.whole}")
-        rows.append([own.setting, *cells])
-    header = ["trials of", *(f"for {each.setting} with {each.whole}" for each in budgets)]
+            cells.append("-" if budget is other else share or f"not with {budget.whole}")
+        rows.append([budget.setting, *cells])
+    header = ["trials of", *(f"for {other.setting} with {other.whole}" for other in budgets)]
     note = f"The least number of trials with which the row's expected {name} is at least as good as the column's."
     return Table(header, rows, f"Tuning budget: {name}", [note])
 
@@ -197,14 +197,16 @@ def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
     """Draw both expected values over the number of trials, each in its own panel, with a line for each setting."""
     figure = Figure(figsize=_SIZE, layout="tight")
     panels = figure.subplots(1, 2)
-    most = max(each.whole for each in budgets)
+    most = max(budget.whole for budget in budgets)
     titles = (escape_mathtext(f"{validation} to expect"), escape_mathtext(f"{test} of that trial"))
     for axes, title, attribute in zip(panels, titles, ("validation", "test"), strict=True):
-        every = [value for each in budgets for value in getattr(each, attribute)]
-        for index, each in enumerate(budgets):
-            sizes = [size for size in SIZES if size <= each.whole]
-            values = [getattr(each, attribute)[size - 1] for size in sizes]
-            axes.plot(sizes, values, marker=".", label=escape_mathtext(f"{each.setting} ({each.whole})"), **look(index))
+        every = [value for budget in budgets for value in getattr(budget, attribute)]
+        for index, budget in enumerate(budgets):
+            sizes = [size for size in SIZES if size <= budget.whole]
+            values = [getattr(budget, attribute)[size - 1] for size in sizes]
+            axes.plot(
+                sizes, values, marker=".", label=escape_mathtext(f"{budget.setting} ({budget.whole})"), **look(index)
+            )
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
         axes.xaxis.set_minor_locator(NullLocator())
