@@ -40,14 +40,14 @@ def reproduce(
     options: Sequence[str],
     compose: Composer,
     program: Callable[[], object],
-    own: Sequence[str] = (),
+    command_overrides: Sequence[str] = (),
 ) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
     ``name``: the name of the file in ``conf/paper``. ``options``: options of mtl train for all runs.
-    ``compose(overrides)`` returns the checked configuration of a run. ``program``: see ``Launcher``. ``own``: the other
-    overrides of the command line, whose values are in ``cfg``; the report names the overrides that change the file's
-    runs.
+    ``compose(overrides)`` returns the checked configuration of a run. ``program``: see ``Launcher``.
+    ``command_overrides``: the other overrides of the command line, whose values are in ``cfg``; the report names the
+    overrides that change the file's runs.
     """
     paper = read(cfg, name, options)
     if cfg.judge:
@@ -78,7 +78,7 @@ def reproduce(
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
         }
     say("writing the report")
-    changed = [override for override in (*own, *options) if not override.startswith(WITHOUT_EFFECT)]
+    changed = [override for override in (*command_overrides, *options) if not override.startswith(WITHOUT_EFFECT)]
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
 
@@ -102,13 +102,13 @@ class _Worker:
         studies: list[tuple[Definition, str]] = []
         for group, gate in pairs:
             sources = {
-                text: self.planned(*self.paper.known[key]).label
+                text: self.planned(*self.paper.rows_by_key[key]).label
                 for text, key in self.paper.sources(group, gate).items()
             }
-            found, first = replace(self.planned(group, gate, search), sources=sources), self.firsts[group.key]
+            definition, first = replace(self.planned(group, gate, search), sources=sources), self.firsts[group.key]
             if sources:
-                self._rank(found, count, first)
-            studies.append((found, str(first.monitor)))
+                self._rank(definition, count, first)
+            studies.append((definition, str(first.monitor)))
         run_trials(studies, count, self.cfg, self.storage, self.launch, later)
 
     def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:
@@ -117,9 +117,9 @@ class _Worker:
             return self.paper.definition(group, gate, chosen=None)
         return self.paper.definition(group, gate, *choice(self.paper, group, gate, self.storage, self.launch.folder))
 
-    def _rank(self, found: Definition, count: int, first: DictConfig) -> None:
+    def _rank(self, definition: Definition, count: int, first: DictConfig) -> None:
         """Write the importance of neurons, if missing, of each dense run that ``count`` trials split into experts."""
-        overrides = [override for number in range(count) for override in self.launch.overrides(found, number)]
+        overrides = [override for number in range(count) for override in self.launch.overrides(definition, number)]
         for file in {
             Path(override.partition("=")[2].strip("'")) for override in overrides if override.startswith(IMPORTANCE)
         }:
@@ -140,8 +140,8 @@ def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: 
     definition = paper.definition(group, gate, chosen=None)
 
     def beyond(trial: FrozenTrial) -> bool:
-        found = numbers(read_results(run_folder(folder, definition.label, trial.number))[0])
-        return not all(found.get(column, math.inf) <= most for column, most in gate.limit.items())
+        measured = numbers(read_results(run_folder(folder, definition.label, trial.number))[0])
+        return not all(measured.get(column, math.inf) <= most for column, most in gate.limit.items())
 
     study = study_of(definition.name, storage)
     best = sorted(best_trials(study) if study else [], key=beyond)[:1]
@@ -150,11 +150,11 @@ def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: 
 
 def searches_of(paper: Paper, group: Part, storage: BaseStorage, folder: Path) -> Trials | None:
     """Return the trials of the searches in a group; None if no search has begun."""
-    found = {}
+    studies = {}
     for gate in paper.gates_of(group):
         if paper.space_of(group, gate):
             definition = paper.definition(group, gate, chosen=None)
             study = study_of(definition.name, storage)
             if study and study.get_trials(deepcopy=False):
-                found[gate.name] = (study, folder / definition.label)
-    return read_trials(found) if found else None
+                studies[gate.name] = (study, folder / definition.label)
+    return read_trials(studies) if studies else None

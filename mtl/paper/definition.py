@@ -73,18 +73,18 @@ def repeated(claims: Any) -> Any:
 
     These say by which words ``{}`` in the text is to be replaced, as in ``groups: {a: first data, b: second data}``.
     """
-    found = []
+    expanded = []
     for claim in claims if isinstance(claims, list) else [claims]:
-        kind = next((each for each in ("group", "column") if isinstance(claim, dict) and f"{each}s" in claim), None)
+        kind = next((name for name in ("group", "column") if isinstance(claim, dict) and f"{name}s" in claim), None)
         if kind is None:
-            found.append(claim)
+            expanded.append(claim)
             continue
         rest = {name: value for name, value in claim.items() if name != f"{kind}s"}
-        if not isinstance(places := claim[f"{kind}s"], dict):
+        if not isinstance(replacements := claim[f"{kind}s"], dict):
             raise ValueError(f"{kind}s of a claim must be as {{{kind.upper()}: WORDS}}")
-        for key, replacement in places.items():
-            found.append(rest | {kind: key, "text": str(rest.get("text")).replace("{}", str(replacement))})
-    return found
+        for key, replacement in replacements.items():
+            expanded.append(rest | {kind: key, "text": str(rest.get("text")).replace("{}", str(replacement))})
+    return expanded
 
 
 class Scale(StrictModel):
@@ -205,7 +205,7 @@ class Paper:
     groups: list[Part]
     gates: list[Part]
     overrides: list[str]
-    known: Mapping[Key, Pair] = field(default_factory=dict)  # all rows of the file, by their keys
+    rows_by_key: Mapping[Key, Pair] = field(default_factory=dict)  # all rows of the file, by their keys
     left_out: Collection[Key] = ()  # rows that are not requested although their group and their gate are
 
     def pairs(self) -> list[Pair]:
@@ -215,12 +215,14 @@ class Paper:
     def gates_of(self, group: Part) -> list[Part]:
         """Return the requested gates that a group has."""
         keys = {gate.key: (group.key, gate.key) for gate in self.gates}
-        return [gate for gate in self.gates if keys[gate.key] in self.known and keys[gate.key] not in self.left_out]
+        return [
+            gate for gate in self.gates if keys[gate.key] in self.rows_by_key and keys[gate.key] not in self.left_out
+        ]
 
     def smoke_subset(self) -> Paper:
         """Return the table with few rows that have each group and each gate, and refer to each other if they can."""
         sources = {(group.key, gate.key): set(self.sources(group, gate).values()) for group, gate in self.pairs()}
-        kept, parts = set[Key](), {(place, part) for key in sources for place, part in enumerate(key)}
+        kept, parts = set[Key](), {(index, part) for key in sources for index, part in enumerate(key)}
 
         def worth(key: Key) -> tuple[int, int, int]:
             return len(parts & set(enumerate(key))), -len(sources[key] - kept), len(sources[key])
@@ -234,12 +236,12 @@ class Paper:
 
     def sources(self, group: Part, gate: Part) -> dict[str, Key]:
         """Return the key of each row that the overrides of this row refer to, by the text of the reference."""
-        found = {}
+        sources = {}
         for override in self.definition(group, gate, chosen=[]).overrides:
             for match in REFERENCE.finditer(override):
-                key = found[match[0]] = match[1] or group.key, match[2] or gate.key
-                require(key in self.known, f"{override}: {self.name} has no gate {key[1]} in a group {key[0]}")
-        return found
+                key = sources[match[0]] = match[1] or group.key, match[2] or gate.key
+                require(key in self.rows_by_key, f"{override}: {self.name} has no gate {key[1]} in a group {key[0]}")
+        return sources
 
     def stages(self) -> list[list[Pair]]:
         """Return the requested rows and all that they refer to, in waves: a row runs after those that it refers to.
@@ -251,7 +253,7 @@ class Paper:
         def level(key: Key, above: tuple[Key, ...] = ()) -> int:
             require(key not in above, f"{self.name}: {'/'.join(key)} refers to itself")
             if key not in levels:
-                sources = self.sources(*self.known[key]).values()
+                sources = self.sources(*self.rows_by_key[key]).values()
                 levels[key] = max((1 + level(source, (*above, key)) for source in sources), default=0)
             return levels[key]
 
@@ -261,7 +263,7 @@ class Paper:
         require(
             not last or self.scale.seeds is not None, f"scales.{self.file.scale}: rows that refer to others need seeds"
         )
-        return [[pair for key, pair in self.known.items() if levels.get(key) == n] for n in range(last + 1)]
+        return [[pair for key, pair in self.rows_by_key.items() if levels.get(key) == n] for n in range(last + 1)]
 
     @property
     def count(self) -> int:
@@ -342,8 +344,8 @@ def read(cfg: DictConfig, name: str, overrides: Sequence[str]) -> Paper:
     used += [("figures", key, {**file.groups, **file.gates}) for figure in file.figures for key in figure.at]
     used += [("pictures", gate, file.gates) for gates in file.pictures.values() for gate in gates]
     used += [("baseline", file.baseline, file.gates)] if file.baseline else []
-    for where, key, known in used:
-        require(key in known, f"{where}: {key} is none of {', '.join(known)}")
+    for where, key, accepted in used:
+        require(key in accepted, f"{where}: {key} is none of {', '.join(accepted)}")
     only = [name for name in (file.only or "").split(",") if name]
     unknown = set(only) - {*file.groups, *file.gates}
     have = f"the groups {', '.join(file.groups)}; gates {', '.join(file.gates)}"
@@ -366,10 +368,10 @@ def read(cfg: DictConfig, name: str, overrides: Sequence[str]) -> Paper:
         if group.gates is None or gate.key in group.gates
     }
     require((scale.seeds is None) != (scale.best is None), f"scales.{file.scale}: must have either seeds or best")
-    found = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(overrides), rows)
-    unsearched = [gate.key for group, gate in found.pairs() if scale.best and not found.space_of(group, gate)]
+    paper = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(overrides), rows)
+    unsearched = [gate.key for group, gate in paper.pairs() if scale.best and not paper.space_of(group, gate)]
     require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
-    return found.smoke_subset() if file.scale == SMOKE else found
+    return paper.smoke_subset() if file.scale == SMOKE else paper
 
 
 def name_of(key: str, part: Entry) -> str:

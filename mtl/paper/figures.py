@@ -15,7 +15,7 @@ from mtl.report.page import Picture, picture
 from mtl.report.runs import Runs, config
 from mtl.report.statistics import summarise
 
-CommandLine = list[tuple[float, float, float]]  # (place, mean, standard error)
+Points = list[tuple[float, float, float]]  # (x, mean, standard error)
 
 
 def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Picture | None:
@@ -32,7 +32,7 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
             style: dict[str, Any] = {**look(order.index(name)), "marker": "o", "markersize": 4, "capsize": 3}
             names[name] = axes.errorbar(*zip(*line, strict=True), **style)
         if column in figure.random:
-            measured = {place for line in lines.values() for place, _, _ in line}
+            measured = {x for line in lines.values() for x, _, _ in line}
             points = [
                 (at, value) for key, at in figure.at.items() if at in measured and (value := _random(groups.get(key)))
             ]
@@ -44,19 +44,17 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
     return picture(drawn, f"{figure.title}: means over runs, with standard errors")
 
 
-def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str) -> dict[str, CommandLine]:
+def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str) -> dict[str, Points]:
     """Return the points of each gate over groups, or of each group over gates."""
-    found: dict[str, CommandLine] = {}
+    lines: dict[str, Points] = {}
     for group, gate in paper.pairs():
-        place, name = (
-            (figure.at[group.key], gate.name) if group.key in figure.at else (figure.at.get(gate.key), group.name)
-        )
-        if place is None or group.key not in groups:
+        x, name = (figure.at[group.key], gate.name) if group.key in figure.at else (figure.at.get(gate.key), group.name)
+        if x is None or group.key not in groups:
             continue
         values = summarise(list(groups[group.key].values(gate.name, column).values()))
         if values.mean is not None:
-            found.setdefault(name, []).append((place, values.mean, values.error or 0.0))
-    return {name: sorted(line) for name, line in found.items()}
+            lines.setdefault(name, []).append((x, values.mean, values.error or 0.0))
+    return {name: sorted(line) for name, line in lines.items()}
 
 
 def _random(runs: Runs | None) -> float | None:

@@ -23,22 +23,22 @@ def joint_runs(joint: Joint, groups: Mapping[str, Runs], gates: Sequence[Part]) 
     """Return a table of runs with a row for each gate and seed that has a value; None if none has one."""
     rows: list[dict[str, Any]] = []
     for gate in (gate for gate in gates if gate.key in joint.gates):
-        found = {
+        values_by_column = {
             name: groups[group].values(gate.name, column) if group in groups else {}
             for name, (group, column) in joint.columns.items()
         }
-        for key in dict.fromkeys(key for values in found.values() for key in values):
+        for key in dict.fromkeys(key for values in values_by_column.values() for key in values):
             row = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name}
             row |= dict(zip(SEEDS, key, strict=True))
-            rows.append(row | _with_means(joint, {name: values.get(key) for name, values in found.items()}))
+            rows.append(row | _with_means(joint, {name: values.get(key) for name, values in values_by_column.items()}))
     if not rows:
         return None
     table = pl.DataFrame(rows, infer_schema_length=None)
     table = table.with_columns(pl.col(*joint.columns, *joint.means).cast(pl.Float64))
-    places = {name: place for name, place in joint.columns.items() if place[0] in groups}
-    known = {name: groups[group].is_higher_better(column) for name, (group, column) in places.items()}
-    higher = {name: value for name, value in known.items() if value is not None}
-    higher |= {name: higher[own[0]] for name, own in joint.means.items() if own[0] in higher}
+    present = {name: source for name, source in joint.columns.items() if source[0] in groups}
+    directions = {name: groups[group].is_higher_better(column) for name, (group, column) in present.items()}
+    higher = {name: value for name, value in directions.items() if value is not None}
+    higher |= {name: higher[columns[0]] for name, columns in joint.means.items() if columns[0] in higher}
     return Runs(table, "gate", {}, higher)
 
 
@@ -61,9 +61,9 @@ def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Pu
 
 def _with_means(joint: Joint, row: Row) -> Row:
     means: Row = {}
-    for name, own in joint.means.items():
-        values = [value for key in own if (value := row[key]) is not None]
-        means[name] = statistics.fmean(values) if len(values) == len(own) else None
+    for name, columns in joint.means.items():
+        values = [value for key in columns if (value := row[key]) is not None]
+        means[name] = statistics.fmean(values) if len(values) == len(columns) else None
     return row | means
 
 

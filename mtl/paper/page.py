@@ -22,7 +22,7 @@ from mtl.files.writing import write_bytes, write_text
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
-from mtl.paper.verdicts import Assignments, Judgement, Verdict, judge, judge_search
+from mtl.paper.verdicts import Judgement, TrialValues, Verdict, judge, judge_search
 from mtl.report.page import Picture, Section, html, linked, write_page
 from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
@@ -71,8 +71,10 @@ def write(
         if runs := groups.get(group.key):
             kept[group.name] = Section(group.name, figures=pictures_of(runs, paper.file.curves, pictures)[0])
         if trials := searches.get(group.key):
-            found = section_of_trials(trials, f"{group.name}: search", best=best or SHARE, curves={})
-            kept[found.title] = replace(found, settings=None, costs=None, tables=found.tables[1 if best else 0 :])
+            searched = section_of_trials(trials, f"{group.name}: search", best=best or SHARE, curves={})
+            kept[searched.title] = replace(
+                searched, settings=None, costs=None, tables=searched.tables[1 if best else 0 :]
+            )
     drawn = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
     kept |= {"Figures": Section("Figures", figures=drawn)} if drawn else {}
     table = runs_table(paper, groups, {} if best else chosen, folder, changed)
@@ -86,14 +88,14 @@ def write(
     if page:
         page = page if page.suffix == ".md" else page / f"{paper.name}.md"
         claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
-        own = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
-        ended = table.filter(pl.col("state") != UNFINISHED).select(own) if own else table
-        text = ended.select(each for each in ended if each.null_count() < len(ended)).write_csv()
+        exported = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
+        ended = table.filter(pl.col("state") != UNFINISHED).select(exported) if exported else table
+        text = ended.select(column for column in ended if column.null_count() < len(ended)).write_csv()
         again = report_of(paper, text, kept, searches)
         beside = linked(again.sections, page.stem)
         files |= {page: again.text(page, beside), page.with_suffix(".csv"): text}
-        for name, each in beside.items():
-            write_bytes(page.with_name(name), each.png)
+        for name, picture in beside.items():
+            write_bytes(page.with_name(name), picture.png)
     for path, content in files.items():
         write_text(path, content)
     show(report.judgements, folder / "report.html")
@@ -103,7 +105,7 @@ def redraw_page(paper: Paper, page: Path) -> None:
     """Write ``page``, made by ``write``, anew, as the runs in the CSV file beside it tell. Raises InputError."""
     file = page.with_suffix(".csv")
     require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")
-    kept, known = dict[str, Section](), dict[str, Judgement]()
+    kept, stored = dict[str, Section](), dict[str, Judgement]()
     for part in page.read_text().split("\n## ")[1:]:
         title, _, body = part.partition("\n")
         figures = [Picture(plain(caption), b"") for caption in _PICTURE.findall(body)]
@@ -113,8 +115,8 @@ def redraw_page(paper: Paper, page: Path) -> None:
         for claim in paper.file.claims:
             verdict, reason = verdicts.get(claim.text, ("", ""))
             if verdict in list(Verdict):
-                known[claim.text] = Judgement(claim, Verdict(verdict), reason)
-    report = report_of(paper, file.read_text(), kept, {}, known)
+                stored[claim.text] = Judgement(claim, Verdict(verdict), reason)
+    report = report_of(paper, file.read_text(), kept, {}, stored)
     write_text(page, report.text(page, linked(report.sections, page.stem)))
     show(report.judgements, page)
 
@@ -136,23 +138,25 @@ class Report:
         """Return the page in Markdown; the CSV beside it has the same name; ``pictures``: as in ``write_page``."""
         key, scale = self.paper.name, self.paper.file.scale
         lead = f"Scale {scale}: {markdown(self.paper.scale.note)}."
-        made = [shlex.join(["mtl", "reproduce", key, f"scale={scale}"])]
+        provenance = [shlex.join(["mtl", "reproduce", key, f"scale={scale}"])]
         if OVERRIDES in self.runs.columns:
-            given = self.runs[OVERRIDES][0]
-            lead = f"**These are not the runs of the file: the command line has {markdown(given)}.** {lead}"
-            made = [f"{made[0]} {given}"]
+            overrides = self.runs[OVERRIDES][0]
+            lead = f"**These are not the runs of the file: the command line has {markdown(overrides)}.** {lead}"
+            provenance = [f"{provenance[0]} {overrides}"]
         if {"epochs", "seconds_per_epoch"} <= set(self.runs.columns):
             seconds = self.runs.select((pl.col("epochs") * pl.col("seconds_per_epoch")).sum()).item()
-            made.append(f"{len(self.runs)} runs, {seconds / 3600:.1f} hours of training in all")
-        made.append(f"Settings, claims and published numbers: conf/paper/{key}.yaml")
-        verdicts = [each.verdict for each in self.judgements]
-        counts = [(each, verdicts.count(each)) for each in _DECISIVE if each in verdicts]
-        counted = ", ".join(f"{count} {'hold' if each == 'holds' and count > 1 else each}" for each, count in counts)
-        said = f"**Claims that were run: {counted}.** " if counts else ""
+            provenance.append(f"{len(self.runs)} runs, {seconds / 3600:.1f} hours of training in all")
+        provenance.append(f"Settings, claims and published numbers: conf/paper/{key}.yaml")
+        verdicts = [judgement.verdict for judgement in self.judgements]
+        counts = [(verdict, verdicts.count(verdict)) for verdict in _DECISIVE if verdict in verdicts]
+        counted = ", ".join(
+            f"{count} {'hold' if verdict == 'holds' and count > 1 else verdict}" for verdict, count in counts
+        )
+        sentence = f"**Claims that were run: {counted}.** " if counts else ""
         rules = f"[Rules]({RULES})" if page.with_name(RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
         left = f"Not run: {verdicts.count(Verdict.NOT_RUN)} of {len(verdicts)} claims. {rules}"
-        lead = f"{lead}\n\n{said}{left}" if verdicts else lead
-        end = f"## Where the numbers come from\n\n{bullets(made)}\n* All runs: [{page.stem}.csv]({page.stem}.csv)"
+        lead = f"{lead}\n\n{sentence}{left}" if verdicts else lead
+        end = f"## Where the numbers come from\n\n{bullets(provenance)}\n* All runs: [{page.stem}.csv]({page.stem}.csv)"
         return write_page(self.title, self.sections, lead, end, pictures)
 
 
@@ -161,15 +165,15 @@ def report_of(
     text: str,
     kept: Kept,
     searches: Mapping[str, Trials],
-    known: Mapping[str, Judgement] | None = None,
+    stored: Mapping[str, Judgement] | None = None,
 ) -> Report:
-    """Return what the runs in a CSV file with this ``text`` tell; ``searches`` and ``known``: as in ``judged``."""
+    """Return what the runs in a CSV file with this ``text`` tell; ``searches`` and ``stored``: as in ``judged``."""
     table = pl.read_csv(StringIO(text), infer_schema_length=None) if text.strip() else pl.DataFrame()
     groups = groups_of(table)
     joints = joints_of(paper, groups)
-    judgements = judged(paper, groups | joints, searches, known or {})
-    ordered = [each for verdict in _DECISIVE for each in judgements if each.verdict == verdict]
-    rows = [[each.claim.text, _marked(each.verdict), each.reason] for each in ordered]
+    judgements = judged(paper, groups | joints, searches, stored or {})
+    ordered = [judgement for verdict in _DECISIVE for judgement in judgements if judgement.verdict == verdict]
+    rows = [[judgement.claim.text, _marked(judgement.verdict), judgement.reason] for judgement in ordered]
     tables = [Table(HEADER, rows)] if rows else []
     sections = [Section("Claims" if rows else "Remarks", tables=tables, notes=paper.file.remarks)]
     sections = sections if rows or paper.file.remarks else []
@@ -193,8 +197,8 @@ def groups_of(table: pl.DataFrame) -> dict[str, Runs]:
     lacking = {"state": FINISHED, "run": "", "reason": None}  # in the first pages
     table = table.with_columns(**{name: pl.lit(value) for name, value in lacking.items() if name not in table.columns})
     totals = {total: name for name, total in TOTALS.items() if total not in table.columns}
-    known = {total: name for total, name in totals.items() if {name, "epochs"} <= set(table.columns)}
-    table = table.with_columns(**{total: pl.col(name) * pl.col("epochs") for total, name in known.items()})
+    computed = {total: name for total, name in totals.items() if {name, "epochs"} <= set(table.columns)}
+    table = table.with_columns(**{total: pl.col(name) * pl.col("epochs") for total, name in computed.items()})
     measured = [name for name in table.columns if name not in lacking]
     parts = table.partition_by("group", as_dict=True) if "group" in table.columns else {}
     return {
@@ -210,29 +214,29 @@ def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
 
 
 def judged(
-    paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials], known: Mapping[str, Judgement]
+    paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials], stored: Mapping[str, Judgement]
 ) -> list[Judgement]:
     """Return the judgement of each claim, also of those on groups and gates that have no runs.
 
-    ``known``: judgements, by the text of the claim, that count where runs and searches do not have the numbers.
+    ``stored``: judgements, by the text of the claim, that count where runs and searches do not have the numbers.
     """
-    found, columns = [], {column for runs in groups.values() for column in runs.table.columns}
+    judgements, columns = [], {column for runs in groups.values() for column in runs.table.columns}
     for claim in paper.file.claims:
         names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
         runs, trials = groups.get(claim.group), searches.get(claim.group)
         measured = trials if claim.times else {claim.column, claim.other or claim.column} <= columns
-        if claim.text in known and not measured:
-            found.append(known[claim.text])
+        if claim.text in stored and not measured:
+            judgements.append(stored[claim.text])
         elif claim.times:
             pairs = {key: pairs_of(trials, name, claim.column) for key, name in names.items()} if trials else {}
-            found.append(judge_search(claim, pairs, names, claim.higher))
+            judgements.append(judge_search(claim, pairs, names, claim.higher))
         else:
-            own = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
+            values = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
             if runs and claim.other:
-                own[claim.other] = runs.values(names[claim.gate], claim.other)
+                values[claim.other] = runs.values(names[claim.gate], claim.other)
             shares = {key: list(runs.values(name, BINARY).values()) for key, name in names.items()} if runs else {}
-            found.append(judge(claim, own, names, shares, runs.overlap if runs else 0.0))
-    return found
+            judgements.append(judge(claim, values, names, shares, runs.overlap if runs else 0.0))
+    return judgements
 
 
 def runs_table(
@@ -243,7 +247,9 @@ def runs_table(
     for key, runs in groups.items():
         overrides = {gate.name: chosen[key, gate.key] for gate in paper.gates if (key, gate.key) in chosen}
         texts = {
-            name: f"{' '.join(own)} (trial {number} of the search)" for name, (own, number) in overrides.items() if own
+            name: f"{' '.join(trial_overrides)} (trial {number} of the search)"
+            for name, (trial_overrides, number) in overrides.items()
+            if trial_overrides
         }
         path = pl.col("run", "reason").str.replace_all(f"{folder.absolute()}/", "", literal=True)
         path = path.str.replace_all(f"{folder}/", "", literal=True)
@@ -263,12 +269,14 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     named: dict[Path, tuple[str, int | None]] = {}
     for gate in paper.gates_of(group):
         label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
-        own = {run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)}
-        named |= {path: name for path, name in own.items() if path.exists()}
+        planned = {
+            run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)
+        }
+        named |= {path: name for path, name in planned.items() if path.exists()}
     return read_named_runs(named, "gate") if named else None
 
 
-def pairs_of(trials: Trials, gate: str, column: str) -> Assignments:
+def pairs_of(trials: Trials, gate: str, column: str) -> TrialValues:
     """Return the validation value and the value of ``column`` of each finished trial of a gate."""
     table = trials.runs.table.filter(setting=gate, state=FINISHED)
     return table.select(trials.validation, column).rows() if column in table.columns else []
@@ -286,7 +294,7 @@ def section(paper: Paper, group: Part, runs: Runs) -> Section:
         [name for name in paper.file.columns if name in runs.table.columns],
         "trials" if paper.scale.best else "seeds",
     )
-    found = section_of(runs, group.name, columns=columns, published=published, baseline=baseline, unit=unit)
+    table_section = section_of(runs, group.name, columns=columns, published=published, baseline=baseline, unit=unit)
     lines = []
     if CHOSEN in runs.table.columns:
         lines = [
@@ -295,13 +303,13 @@ def section(paper: Paper, group: Part, runs: Runs) -> Section:
         ]
     planned, done = len(paper.gates_of(group)) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
     lines += [f"{done} of {planned} runs have been done so far."] if done < planned else []
-    return replace(found, notes=[*found.notes, *lines])
+    return replace(table_section, notes=[*table_section.notes, *lines])
 
 
 def show(judgements: Sequence[Judgement], report: Path) -> None:
     """Print the verdicts, and where the report is."""
     console = Console(highlight=False)
-    rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
+    rows = [[judgement.claim.text, str(judgement.verdict), judgement.reason] for judgement in judgements]
     if rows:
         console.print(Table(HEADER, rows))
     console.print(str(report), soft_wrap=True, markup=False)

@@ -29,7 +29,7 @@ from mtl.report.trials import both_known, budget, required_trials, resampled
 BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
 RESAMPLES = 2000  # of the trials of a search
 MOST = 1000  # a larger number of seeds is not spelled out
-Assignments = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
+TrialValues = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
 
 
 class Verdict(StrEnum):
@@ -63,17 +63,17 @@ def judge(
     name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors;
     ``overlap``: as in ``summarise``.
     """
-    own = values.get(claim.gate, {})
+    gate_values = values.get(claim.gate, {})
     others = [*claim.than, *([claim.other] if claim.other else [])]
     if not others:
-        found = [_bounded(claim, own, overlap)]
+        verdicts = [_bounded(claim, gate_values, overlap)]
     else:
-        found = [
-            _compared(claim, own, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
+        verdicts = [
+            _compared(claim, gate_values, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
             for other in others
         ]
     order = list(Verdict)
-    verdict, reasons = max((each for each, _ in found), key=order.index), [reason for _, reason in found]
+    verdict, reasons = max((verdict for verdict, _ in verdicts), key=order.index), [reason for _, reason in verdicts]
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}
     if claim.binary:
         reasons += [f"{share:.0%} of the selectors of {names[key]} are binary" for key, share in shares.items()]
@@ -89,8 +89,8 @@ def required_seeds(mean: float, std: float, overlap: float = 0.0) -> str:
     return f"{count} seeds would decide"
 
 
-def _bounded(claim: Claim, own: Values, overlap: float) -> tuple[Verdict, str]:
-    mine = summarise(list(own.values()), 1.0, overlap)
+def _bounded(claim: Claim, values: Values, overlap: float) -> tuple[Verdict, str]:
+    mine = summarise(list(values.values()), 1.0, overlap)
     if mine.mean is None or mine.count < FEWEST:
         return _few(mine), _counted(mine.count)
     reason = f"{_text(mine)}, {_counted(mine.count)}"
@@ -104,46 +104,46 @@ def _bounded(claim: Claim, own: Values, overlap: float) -> tuple[Verdict, str]:
     return Verdict.UNDECIDED if mine.undefined else Verdict.HOLDS, reason
 
 
-def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: float) -> tuple[Verdict, str]:
-    mine, theirs = (summarise(list(values.values()), 1.0, overlap) for values in (own, others))
+def _compared(claim: Claim, values: Values, others: Values, name: str, overlap: float) -> tuple[Verdict, str]:
+    mine, theirs = (summarise(list(sample.values()), 1.0, overlap) for sample in (values, others))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"
     by, sign = claim.by or -(claim.margin or 0.0), 1 if claim.higher else -1
-    found, short = (difference(own, others, factor, overlap) for factor in (1.0, 1 + sign * by))
-    assert found is not None  # both settings have values
+    delta, short = (difference(values, others, factor, overlap) for factor in (1.0, 1 + sign * by))
+    assert delta is not None  # both settings have values
     assert short is not None
-    found, short = found.times(sign), short.times(sign)
-    missing = f" ({_counted(found.undefined)} without a value)" if found.undefined else ""
-    reason = f"{_change(found, theirs)} against {name}{missing}"
+    delta, short = delta.times(sign), short.times(sign)
+    missing = f" ({_counted(delta.undefined)} without a value)" if delta.undefined else ""
+    reason = f"{_change(delta, theirs)} against {name}{missing}"
     if by < 0:  # the claim is only that the gate is not worse than so
-        found, reason = short, f"{reason}; {_change(short, theirs)} against {-by:.1%} worse"
+        delta, reason = short, f"{reason}; {_change(short, theirs)} against {-by:.1%} worse"
     verdict = None
-    if found.outcome() == Outcome.WORSE:
+    if delta.outcome() == Outcome.WORSE:
         verdict = Verdict.CONTRADICTED
     elif by > 0 and short.outcome() == Outcome.WORSE:
         verdict, reason = Verdict.CONTRADICTED, f"{reason}; {_change(short, theirs)} against the claimed {by:.0%}"
-    elif found.outcome() == Outcome.BETTER:
+    elif delta.outcome() == Outcome.BETTER:
         verdict = Verdict.HOLDS
     if verdict is None:
-        return Verdict.UNDECIDED, f"{reason}; {required_seeds(found.mean, found.std, overlap)}"
+        return Verdict.UNDECIDED, f"{reason}; {required_seeds(delta.mean, delta.std, overlap)}"
     # The runs that have a value are the better ones of their gate
     biased = mine.undefined if verdict == Verdict.HOLDS else theirs.undefined
     return Verdict.UNDECIDED if biased else verdict, reason
 
 
-def _change(found: Difference, base: Summary) -> str:
+def _change(delta: Difference, base: Summary) -> str:
     """Return a difference, of which positive ones are better, in percent of ``base``; in its own unit if that is 0."""
-    return replace(found.times(100 / abs(base.mean) if base.mean else 1.0), undefined=0).text()
+    return replace(delta.times(100 / abs(base.mean) if base.mean else 1.0), undefined=0).text()
 
 
 def _few(*gates: Summary) -> Verdict:
-    return Verdict.UNDECIDED if all(each.count + each.undefined for each in gates) else Verdict.NOT_RUN
+    return Verdict.UNDECIDED if all(summary.count + summary.undefined for summary in gates) else Verdict.NOT_RUN
 
 
 def _text(value: Summary) -> str:
-    found = one_sample(value)
-    known = found and found.interval and found.error
-    text = replace(found, undefined=0).text(sign="") if found and known else number(value.mean or 0.0, 4)
+    delta = one_sample(value)
+    has_error = delta and delta.interval and delta.error
+    text = replace(delta, undefined=0).text(sign="") if delta and has_error else number(value.mean or 0.0, 4)
     return text + (f" ({_counted(value.undefined)} without a value)" if value.undefined else "")
 
 
@@ -151,30 +151,30 @@ def _counted(runs: int) -> str:
     return f"{runs} run{'' if runs == 1 else 's'}"
 
 
-def judge_search(claim: Claim, trials: Mapping[str, Assignments], names: Mapping[str, str], higher: bool) -> Judgement:
+def judge_search(claim: Claim, trials: Mapping[str, TrialValues], names: Mapping[str, str], higher: bool) -> Judgement:
     """Judge a claim on the number of trials.
 
     ``trials``: by the key of the gate; ``names``: of the gates; ``higher``: whether higher values are better.
     """
-    found = [
+    verdicts = [
         _compared_searches(claim.times or 1.0, trials.get(claim.gate, []), trials.get(key, []), names[key], higher)
         for key in claim.than
     ]
     order = list(Verdict)
-    verdict = max((each for each, _ in found), key=order.index)
-    return Judgement(claim, verdict, "; ".join(reason for _, reason in found))
+    verdict = max((verdict for verdict, _ in verdicts), key=order.index)
+    return Judgement(claim, verdict, "; ".join(reason for _, reason in verdicts))
 
 
 def _compared_searches(
-    times: float, own: Assignments, others: Assignments, name: str, higher: bool
+    times: float, trials: TrialValues, others: TrialValues, name: str, higher: bool
 ) -> tuple[Verdict, str]:
-    mine, theirs = budget("", own, higher), budget("", others, higher)
+    mine, theirs = budget("", trials, higher), budget("", others, higher)
     counts = f"{mine.whole if mine else 0} trials against {theirs.whole if theirs else 0} of {name}"
     if mine is None or theirs is None:
         return Verdict.NOT_RUN, counts
     needed = required_trials(mine.test, theirs.test[-1], higher)
     random, sign = np.random.default_rng(0), 1 if higher else -1
-    values = sign * resampled(both_known(own), higher, random, RESAMPLES)  # [RESAMPLES, trials]
+    values = sign * resampled(both_known(trials), higher, random, RESAMPLES)  # [RESAMPLES, trials]
     reached = values >= sign * resampled(both_known(others), higher, random, RESAMPLES)[:, -1:]
     fewer = np.where(reached.any(1), theirs.whole / (reached.argmax(1) + 1), 0)
     share = float(np.mean(fewer >= times))

@@ -37,7 +37,7 @@ def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> 
     if not path.exists():
         sources = {text: "/".join(key) for text, key in found.sources(*pair).items()}
         for key in dict.fromkeys(found.sources(*pair).values()):
-            columns_of(found, found.known[key], folder, small)
+            columns_of(found, found.rows_by_key[key], folder, small)
         words = Launcher([], folder).overrides(dataclasses.replace(definition, sources=sources), 0)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
         cfg = narrow(compose_small(path, *words, *small))
@@ -67,7 +67,7 @@ def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_dat
     others = {group.key: (group.key, gate.key) for group, gate in found.pairs()}.values()
     for pair in [*needed, *others]:  # a column may be of groups without claims
         if pair in needed or not wanted <= known:
-            have = columns_of(found, found.known[pair], tmp_path, small)
+            have = columns_of(found, found.rows_by_key[pair], tmp_path, small)
             assert needed.get(pair, set()) <= have
             known |= have
     assert wanted <= known
