@@ -47,7 +47,7 @@ def read_line(arguments: Sequence[str], name: str = "train") -> CommandLine:
         overrides.append(f"trust=[{','.join([*trust, *found.trust])}]")
     overrides = [CLOUD.sub(lambda found: f"{found[1]}={quote_text(found[2])}", override) for override in overrides]
     flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
-    return CommandLine(given=arguments, overrides=overrides, searched=[*searched, *paths], **flags)
+    return CommandLine(arguments=arguments, overrides=overrides, searched=[*searched, *paths], **flags)
 
 
 def name_files(arguments: Sequence[str]) -> list[str]:

@@ -81,7 +81,7 @@ class SweepTable(Callback):
 
         self.on_multirun_end(config)
         if (Path(config.hydra.sweep.dir) / CSV).exists():
-            print(f"finish the sweep with: {commands.sweep_command(commands.LINE.given, config.hydra.sweep.dir)}")
+            print(f"finish the sweep with: {commands.sweep_command(commands.LINE.arguments, config.hydra.sweep.dir)}")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError

@@ -24,15 +24,15 @@ def advice(record: Mapping[str, Any], progress: Progress) -> list[str]:
 
 
 def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
-    found = {
+    rising = {
         task: seen
         for task, seen in progress.items()
         if seen["since"] >= LATER and _rises(seen["later_val"], seen["val"]) and seen["last_train"] < seen["train"]
     }
-    if not found:
+    if not rising:
         return []
-    first = int(min(seen["epoch"] for seen in found.values())) + 1
-    losses = losses_of({task: (seen["val"], seen["later_val"]) for task, seen in found.items()}, "then")
+    first = int(min(seen["epoch"] for seen in rising.values())) + 1
+    losses = losses_of({task: (seen["val"], seen["later_val"]) for task, seen in rising.items()}, "then")
     rows = record["data"]["rows"].get("train", 0)
     if isinstance(rows, dict):  # by task
         rows = sum(rows.values())
@@ -45,26 +45,26 @@ def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
 
 def _other_epochs(measured: Measurements, progress: Progress) -> list[str]:
     tested = {task: measured.value(task, "loss", "val") for task in progress}
-    found = {
+    worse = {
         task: (progress[task]["val"], loss)
         for task, loss in tested.items()
         if loss is not None and _rises(loss, progress[task]["val"])
     }
-    if not found or len(progress) == 1:
+    if not worse or len(progress) == 1:
         return []
     return [
-        f"Not at their best in the tested epoch: {losses_of(found, 'tested')}, by validation loss. Try other weights "
+        f"Not at their best in the tested epoch: {losses_of(worse, 'tested')}, by validation loss. Try other weights "
         "of the tasks (weighting=uncertainty), or let mtl share find out which tasks should share."
     ]
 
 
 def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
-    found = []
+    tasks = []
     for task, main in mains.items():
         skill = skill_score(main, measured.value(task, main), measured.value(task, main, model="constant"))
         if skill is not None and skill < SKILL:
-            found.append(task)
-    return [f"No better than a constant prediction: {some(found)}."] if found else []
+            tasks.append(task)
+    return [f"No better than a constant prediction: {some(tasks)}."] if tasks else []
 
 
 def skill_score(metric: str, value: float | None, constant: float | None) -> float | None:
@@ -82,7 +82,7 @@ def _rises(loss: float, least: float) -> bool:
 
 def losses_of(tasks: Mapping[str, tuple[float, float]], other_name: str) -> str:
     """Return the two losses of each task, as in "click 0.31, then 0.35"."""
-    return some([f"{task} {number(one, 3)}, {other_name} {number(other, 3)}" for task, (one, other) in tasks.items()])
+    return some([f"{task} {number(loss, 3)}, {other_name} {number(other, 3)}" for task, (loss, other) in tasks.items()])
 
 
 def some(texts: Sequence[str]) -> str:

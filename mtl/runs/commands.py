@@ -15,13 +15,13 @@ PYTHON: list[Path | None] = []  # the folder of the run that mtl.fit trains, if 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line: all that is ``given``, its ``overrides`` such as ``gate=topk``, and its flags.
+    """A command line: all of its ``arguments``, its ``overrides`` such as ``gate=topk``, and its flags.
 
     ``searched``: where Hydra finds further YAML files. ``local``: the overrides that a run started from a checkpoint of
     this one has to repeat, since a checkpoint keeps no folders, servers or classes.
     """
 
-    given: Sequence[str] = ()
+    arguments: Sequence[str] = ()
     overrides: Sequence[str] = ()
     local: Sequence[str] = ()
     searched: Sequence[str] = ()
@@ -85,7 +85,7 @@ def program(name: str = "train") -> list[str]:
 
     These are ``mtl train``, ``python -m mtl train``, or ``python`` and the path of train.py.
     """
-    given = Path(sys.argv[0])
-    if given.name == "train.py" and name == "train":
-        return ["python", given.name if given.absolute().parent == Path.cwd() else str(given)]
-    return ["mtl", name] if given.suffix != ".py" and given.stem == "mtl" else ["python", "-m", "mtl", name]
+    script = Path(sys.argv[0])
+    if script.name == "train.py" and name == "train":
+        return ["python", script.name if script.absolute().parent == Path.cwd() else str(script)]
+    return ["mtl", name] if script.suffix != ".py" and script.stem == "mtl" else ["python", "-m", "mtl", name]

@@ -63,23 +63,24 @@ def commit(checkout: Path) -> str | None:
         return None
 
 
-def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **own: Any) -> dict[str, Any]:
-    """Return the record of a run, the content of results.json: its ``own`` entries, and what was ``measured``.
+def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries: Any) -> dict[str, Any]:
+    """Return the record of a run, the content of results.json: further ``entries``, and what was ``measured``.
 
     ``numbers``: see ``Measurements.plain``. ``main_metrics`` names the main metric of each task, and ``task_groups``
     gives the true groups of simulated data and 4-MNISTs.
     """
     group = data.spec.ground_truth.get("task_group")
-    files = [each["name"] for each in (data.file_digests or {}).values()]
+    arguments = commands.LINE.arguments
+    files = [file["name"] for file in (data.file_digests or {}).values()]
     return {
         "label": cfg.label,
         "seed": cfg.seed,
         "numbers": measured.plain(),
         "main_metrics": module.evaluation.main_metrics(),
-        **own,
+        **entries,
         "threads": {"number": torch.get_num_threads()} | {n: v for n, v in os.environ.items() if n in compat.WAITING},
         "parameters": count_parameters(module.network),
-        "command": shlex.join([*commands.program(), *given]) if (given := commands.LINE.given) else " ".join(sys.argv),
+        "command": shlex.join([*commands.program(), *arguments]) if arguments else " ".join(sys.argv),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),
@@ -140,8 +141,8 @@ def _experts(measured: Measurements, shares: Mapping[tuple[str, int], float]) ->
     used = measured.value("", "experts_per_sample")
     if used is None:
         return ""
-    known = {expert for _, expert in shares}
-    of, mean = f" of {len(known)}" if known else "", "" if used == round(used) else " on average"
+    experts = {expert for _, expert in shares}
+    of, mean = f" of {len(experts)}" if experts else "", "" if used == round(used) else " on average"
     return f"each task uses {number(used, 3)}{of} experts{mean}, "
 
 
@@ -163,11 +164,11 @@ def by_task(
     if sum(map(len, metrics.values())) > MOST_ROWS:
         metrics = {task: names[:1] for task, names in metrics.items()}
     rows = [
-        ["" if place else task, metric, *(number(measured.value(task, metric, model=model)) for model in models)]
+        ["" if index else task, metric, *(number(measured.value(task, metric, model=model)) for model in models)]
         for task, names in metrics.items()
-        for place, metric in enumerate(names)
+        for index, metric in enumerate(names)
     ]
-    epochs = {task: each["epoch"] for task, each in best_epochs.items()}
+    epochs = {task: best["epoch"] for task, best in best_epochs.items()}
     if len(set(epochs.values())) < 2:
         return Table(["task", "metric", *models], rows)
     rows = [[*row, f"{epochs[row[0]]:.0f}" if row[0] in epochs else ""] for row in rows]
@@ -177,17 +178,17 @@ def by_task(
 def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> str:
     """Return a line on a main metric: its mean over the tasks that have it, the best task, the worst; other models."""
     tasks = [task for task, main in mains.items() if main == metric]
-    known = {task: value for task in tasks if (value := measured.value(task, metric)) is not None}
-    if not known:
+    defined = {task: value for task in tasks if (value := measured.value(task, metric)) is not None}
+    if not defined:
         return f"{metric}: undefined for all tasks that have it"
-    ranked = sorted(known, key=known.__getitem__, reverse=bool(higher_is_better(metric)))
-    best, worst = (f"{number(known[task])} ({task})" for task in (ranked[0], ranked[-1]))
-    count = f"{len(known)}" if len(known) == len(tasks) else f"{len(known)} of {len(tasks)}"
-    line = f"{metric}: mean {number(statistics.fmean(known.values()))} of {count} tasks; best {best}, worst {worst}"
+    ranked = sorted(defined, key=defined.__getitem__, reverse=bool(higher_is_better(metric)))
+    best, worst = (f"{number(defined[task])} ({task})" for task in (ranked[0], ranked[-1]))
+    count = f"{len(defined)}" if len(defined) == len(tasks) else f"{len(defined)} of {len(tasks)}"
+    line = f"{metric}: mean {number(statistics.fmean(defined.values()))} of {count} tasks; best {best}, worst {worst}"
     means = []
     for model in measured.models()[1:]:
-        theirs = [value for task in known if (value := measured.value(task, metric, model=model)) is not None]
-        if len(theirs) == len(known):
+        theirs = [value for task in defined if (value := measured.value(task, metric, model=model)) is not None]
+        if len(theirs) == len(defined):
             means.append(f"{model} {number(statistics.fmean(theirs))}")
     return f"{line}\n  mean of other models: {', '.join(means)}" if means else line
 
@@ -202,7 +203,9 @@ def _sharing(shares: Mapping[tuple[str, int], float], groups: Mapping[str, int])
     rows = []
     for expert in sorted(used):
         names = [[task for task in used[expert] if groups[task] == group] for group in numbers]
-        rows.append([str(expert), *(" ".join(name.removeprefix("task_") for name in each) or "-" for each in names)])
+        rows.append(
+            [str(expert), *(" ".join(name.removeprefix("task_") for name in members) or "-" for members in names)]
+        )
     table = Table(["expert", *(f"true group {n}" for n in numbers)], rows, "\ntasks that use each expert")
     pairs = list(itertools.combinations(groups, 2))
     together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}

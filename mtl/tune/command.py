@@ -51,15 +51,15 @@ def tune(
     ``program``: see ``Launcher``.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
-    found = definitions.read(cfg, name, gates, options)
-    title = found[0].name.partition("/")[0]
-    runs = [compose([*found[0].overrides, *_some_parameters(found[0])])] if show else checked(found, compose)
+    searches = definitions.read(cfg, name, gates, options)
+    title = searches[0].name.partition("/")[0]
+    runs = [compose([*searches[0].overrides, *_some_parameters(searches[0])])] if show else checked(searches, compose)
     folder = Path(runs[0].paths.output_dir) / "studies" / title
     with working(cfg, folder, show) as storage:
         if show is None:
-            pairs = [(each, str(runs[0].monitor)) for each in found]
+            pairs = [(search, str(runs[0].monitor)) for search in searches]
             run_trials(pairs, cfg.n_trials, cfg, storage, Launcher(program, folder))
-        studies = [study for each in found if (study := study_of(each.name, storage))]
+        studies = [study for search in searches if (study := study_of(search.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
             require(len(studies) == 1, f"show={show}: each gate has a trial of this number; add gate=NAME")
@@ -82,7 +82,7 @@ def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage
 
 
 def run_trials(
-    found: Sequence[tuple[definitions.Definition, str]],
+    studies: Sequence[tuple[definitions.Definition, str]],
     n_trials: int,
     cfg: DictConfig,
     storage: BaseStorage,
@@ -93,7 +93,9 @@ def run_trials(
 
     ``later``: see ``work``.
     """
-    queues = [Queue(each, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for each, monitor in found]
+    queues = [
+        Queue(definition, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for definition, monitor in studies
+    ]
     work(queues, launch, cfg.max_failures, say, later)
 
 
@@ -102,17 +104,17 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def checked(found: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
+def checked(studies: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
     """Return the configuration of a first trial of each study, to find wrong options before any trial runs."""
-    runs = [compose([*each.overrides, *_some_parameters(each)]) for each in found]
+    runs = [compose([*definition.overrides, *_some_parameters(definition)]) for definition in studies]
     monitors = {str(run.monitor) for run in runs}
     if len(monitors) > 1:
         raise InputError(f"the gates have different metrics to monitor: {', '.join(sorted(monitors))}")
     return runs
 
 
-def _some_parameters(each: definitions.Definition) -> list[str]:
-    trial = create_study(sampler=RandomSampler(seed=0)).ask(distributions(each.space))
+def _some_parameters(definition: definitions.Definition) -> list[str]:
+    trial = create_study(sampler=RandomSampler(seed=0)).ask(distributions(definition.space))
     return write_overrides(trial.params)
 
 

@@ -105,14 +105,14 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], overrides: Sequence[s
         )
     missing = [gate for gate in gates if gate not in parts]
     require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(parts)}")
-    title, found = study.name or name, []
+    title, definitions = study.name or name, []
     for gate in gates or parts:
         fixed, space = parts[gate].fixed, study.space | parts[gate].space
         check_unsearched(overrides, space, f"study {name}")
         own_overrides = last_of_each([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *overrides])
         label = f"{title}/{gate}" if gate else title
-        found.append(Definition(label, gate, own_overrides, space, study.sampler, study.pruner, study.seed))
-    return found
+        definitions.append(Definition(label, gate, own_overrides, space, study.sampler, study.pruner, study.seed))
+    return definitions
 
 
 def check_unsearched(overrides: Sequence[str], space: Space, who: str) -> None:
@@ -127,8 +127,8 @@ def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
         return
     old, new = flatten(before), flatten(now)
     changed = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
-    shown = "; ".join(f"{key} was {old.get(key, 'not given')}, is {new.get(key, 'not given')}" for key in changed)
+    changes = "; ".join(f"{key} was {old.get(key, 'not given')}, is {new.get(key, 'not given')}" for key in changed)
     raise InputError(
-        f"study {name} exists with other options: {shown}. Take the changes back, since trials with other options "
+        f"study {name} exists with other options: {changes}. Take the changes back, since trials with other options "
         "cannot be compared, or choose another name with name=NAME"
     )

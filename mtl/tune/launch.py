@@ -60,21 +60,21 @@ class Launcher:
             return None
         seed, was_fitted = queue.training_seed(trial.number), trial.user_attrs.get(FITTED)
         # These overrides reproduce the trial
-        given = [*self.overrides(queue.definition, trial.number), *write_overrides({**trial.params, "seed": seed})]
-        for name, known in (("folder", str(folder)), ("command", given), ("seed", seed)):
-            queue.set(trial.number, name, known)
+        overrides = [*self.overrides(queue.definition, trial.number), *write_overrides({**trial.params, "seed": seed})]
+        for name, entry in (("folder", str(folder)), ("command", overrides), ("seed", seed)):
+            queue.set(trial.number, name, entry)
         if not (folder / RESULTS).exists():
             if (folder / LAST).exists() and not was_fitted:
-                given = [
+                overrides = [
                     f"ckpt={quote_path(folder / LAST)}",
-                    *(override for override in given if not is_portable(override)),
+                    *(override for override in overrides if not is_portable(override)),
                 ]
             else:  # a run that was killed during its test has no results and nothing left to train: start again
                 shutil.rmtree(folder)
                 folder.mkdir()
                 queue.set(trial.number, FITTED, False)
-                given = [*given, f"hydra.run.dir={quote_path(folder)}"]
-            status, lost = self._run(queue, trial, folder, given)
+                overrides = [*overrides, f"hydra.run.dir={quote_path(folder)}"]
+            status, lost = self._run(queue, trial, folder, overrides)
             if lost or status < 0 or status in STOPPED:
                 return None
             if status:
@@ -90,17 +90,17 @@ class Launcher:
 
         A placeholder stands for the run of the same number, in a search always for the first one.
         """
-        source, found = 0 if definition.space else number, definition.overrides
+        source, overrides = 0 if definition.space else number, definition.overrides
         for text, label in definition.sources.items():
             folder = quote_path(run_folder(self.folder, label, source).absolute()).strip("'")
-            found = [override.replace(text, folder) for override in found]
-        return found
+            overrides = [override.replace(text, folder) for override in overrides]
+        return overrides
 
-    def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:
-        """Return the exit status of ``mtl train GIVEN``, and whether another worker has taken over the trial."""
+    def _run(self, queue: Queue, trial: Trial, folder: Path, overrides: Sequence[str]) -> tuple[int, bool]:
+        """Return the exit status of ``mtl train OVERRIDES``, and whether another worker has taken over the trial."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = started(self.program, given, folder / OUTPUT, theirs)
+            process = started(self.program, overrides, folder / OUTPUT, theirs)
         try:
             with Lease(queue, trial.number, lost=process.terminate) as lease, ours.makefile("rw") as line:
                 while message := _received(line):

@@ -26,16 +26,18 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
     The state of a trial and its validation value come from the storage, everything else from its run. Raises InputError
     if there is no trial.
     """
-    found = {
+    trials_by_folder = {
         _folder(trial, folder): (name, trial)
         for name, (study, folder) in studies.items()
         for trial in study.get_trials(deepcopy=False)
     }
-    require(bool(found), f"{', '.join(studies)}: no trial has begun")
+    require(bool(trials_by_folder), f"{', '.join(studies)}: no trial has begun")
     study = next(iter(studies.values()))[0]
     monitor, higher = monitor_of(study), study.direction == StudyDirection.MAXIMIZE
-    runs = read_named_runs({path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in found.items()})
-    told = zip(found.values(), runs.table.select("run", "state", "reason").rows(), strict=True)
+    runs = read_named_runs(
+        {path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in trials_by_folder.items()}
+    )
+    told = zip(trials_by_folder.values(), runs.table.select("run", "state", "reason").rows(), strict=True)
     outcomes = [
         (*_outcome(trial, *run), trial.value if trial.state == TrialState.COMPLETE else None)
         for (_, trial), run in told
@@ -56,16 +58,22 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
     storage = open_storage(address, folder)
     with reached(address, folder):
         with undamaged(name):
-            names = [each for each in get_all_study_names(storage) if each == name or each.startswith(f"{name}/")]
+            names = [
+                study_name
+                for study_name in get_all_study_names(storage)
+                if study_name == name or study_name.startswith(f"{name}/")
+            ]
         require(bool(names), f"study={name}: its storage has no such study")
-        studies = [(each.removeprefix(name).removeprefix("/"), study_of(each, storage)) for each in names]
+        studies = [
+            (study_name.removeprefix(name).removeprefix("/"), study_of(study_name, storage)) for study_name in names
+        ]
         return read_trials({gate or name: (study, folder / gate) for gate, study in studies if study})
 
 
 def _folder(trial: FrozenTrial, folder: Path) -> Path:
     """Return the folder of a trial's run: below ``folder`` if it exists there, else where it was trained."""
-    here = run_folder(folder, "", trial.number)
-    return here if here.exists() else Path(str(trial.user_attrs.get("folder", here)))
+    path = run_folder(folder, "", trial.number)
+    return path if path.exists() else Path(str(trial.user_attrs.get("folder", path)))
 
 
 def _outcome(trial: FrozenTrial, path: str, state: str, reason: str | None) -> tuple[str, str | None]:

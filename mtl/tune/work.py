@@ -39,7 +39,7 @@ def work(
             waiting = True
             time.sleep(min(queue.heartbeat for queue in queues))
             continue
-        waiting, error = False, _one(*taken, launch, say, lambda: "" if later is None else _left(queues, later))
+        waiting, error = False, _run_trial(*taken, launch, say, lambda: "" if later is None else _left(queues, later))
         failures = failures + 1 if error else 0
         if max_failures and failures >= max_failures:
             raise InputError(
@@ -48,7 +48,7 @@ def work(
             )
 
 
-def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None], left: Callable[[], str]) -> str:
+def _run_trial(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None], left: Callable[[], str]) -> str:
     """Run one trial and, if it ended, store its outcome; return its error, "" if there is none.
 
     ``left`` returns the end of the last line.

@@ -86,7 +86,7 @@ def test_printed_commands_work_as_they_are(
     sizes = [f"{name}={value}".replace(" ", "") for name, value in SMALL.items()]
     tasks = ["data.tasks.clicked={kind: binary}", "data.tasks.plan={kind: multiclass}", "data.ignore=[minutes]"]
     words = ["data=table", f"data.path='{tmp_path}/my rows.csv'", *tasks, *sizes, "gate=topk", "trainer.max_epochs=2"]
-    monkeypatch.setattr(ending.commands, "LINE", CommandLine(given=words, overrides=words))
+    monkeypatch.setattr(ending.commands, "LINE", CommandLine(arguments=words, overrides=words))
     seen: list[Any] = []
     monkeypatch.setattr(run_module, "advice", lambda record, progress: seen.append(progress) or ["Advice."])
     run(compose_small(tmp_path / "my run", *words))

@@ -26,7 +26,7 @@ def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
     line = read_line(given)
     assert line.overrides == ["gate=topk", "~logger", "seed=-1,2"]
     assert line.folders() == [str(tmp_path), str(tmp_path)]
-    assert (line.given, line.multirun, line.help, line.cfg) == (given, True, False, None)
+    assert (line.arguments, line.multirun, line.help, line.cfg) == (given, True, False, None)
     line = read_line(["--cfg", "job", "--resolve", "--package", "gate", "--help"])
     assert (line.cfg, line.resolve, line.package, line.help) == ("job", True, "gate", True)
 

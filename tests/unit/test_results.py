@@ -191,7 +191,7 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     assert capsys.readouterr().out == ""  # no job has begun
     write_run(tmp_path / "0", ["gate=a"], None, log="12:00:00 ERROR mtl: NaN loss\n")
-    monkeypatch.setattr("mtl.runs.commands.LINE", CommandLine(given=["-m", "gate=a,b"]))
+    monkeypatch.setattr("mtl.runs.commands.LINE", CommandLine(arguments=["-m", "gate=a,b"]))
     function(*given)
     printed = capsys.readouterr().out
     assert "0 failed: NaN loss" in printed
