@@ -192,7 +192,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
         _built(cfg, f"callbacks.{name}", Callback) for name, node in cfg.callbacks.items() if "_target_" in (node or ())
     ]
     loggers = [_built(cfg, f"logger.{name}", Logger) for name, node in (cfg.get("logger") or {}).items() if node]
-    shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
+    has_progress_bar = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     plugins: list[Any] = [CheckpointIO(checkpoint)]
     options: dict[str, Any] = {}
     if _is_sharded(cfg) and _is_double(cfg):  # Lightning refuses the override, but not what it stands for
@@ -204,7 +204,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
         callbacks=[*standard_callbacks(), *chosen, *callbacks],
         logger=loggers or False,
         plugins=plugins,
-        enable_progress_bar=shown,
+        enable_progress_bar=has_progress_bar,
         **options,
     )
     require(
@@ -227,10 +227,10 @@ def _instantiate(cfg: DictConfig, section: str, **kwargs: Any) -> Any:
 
 def _built(cfg: DictConfig, section: str, kind: type, **kwargs: Any) -> Any:
     """Return the object that a section describes; InputError if it is not of this ``kind``, or only a part of one."""
-    made = _instantiate(cfg, section, **kwargs)
+    instance = _instantiate(cfg, section, **kwargs)
     hint = f"correct {section}._target_, and leave out {section}._partial_"
-    require(isinstance(made, kind), f"{section}: must describe a {kind.__name__}; {hint}")
-    return made
+    require(isinstance(instance, kind), f"{section}: must describe a {kind.__name__}; {hint}")
+    return instance
 
 
 @contextmanager

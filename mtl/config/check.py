@@ -43,11 +43,11 @@ def check(cfg: DictConfig, overrides: Sequence[str] = ()) -> None:
     ``overrides``: the overrides of the command line; an option that they add must be read somewhere. Classes named by
     ``_target_`` are imported. Nothing is built, and no file is read.
     """
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for problem in _Check(cfg).problems(overrides):
-        found.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
-    if found:
-        raise InputError(in_one_line([*found.values()]))
+        problems.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
+    if problems:
+        raise InputError(in_one_line([*problems.values()]))
 
 
 class _Check:
@@ -93,22 +93,22 @@ class _Check:
     def unfit(self, annotation: Any, path: Path, value: Any) -> Iterator[str]:
         """Yield a sentence for each way in which the ``value`` at ``path`` does not fit ``annotation``."""
         check = adapter(annotation)
-        plain, found = _described(value), []
+        plain, problems = _described(value), []
         for form in (_described(value, tuple), plain):  # YAML has no tuples
             try:
                 if check is not None:
                     check.validate_python(form)
                 return
             except ValidationError as error:
-                found = sentences(error, annotation, self._where(path), plain)
-        yield from found
+                problems = sentences(error, annotation, self._where(path), plain)
+        yield from problems
 
     def _where(self, path: Path) -> str:
         """Return where the value at ``path`` is written: "recipe.k" for ``gate.k``, which is ``${recipe.k}``."""
-        here = self.raw
+        node = self.raw
         for index, key in enumerate(path, 1):
-            here = here.get(key) if isinstance(here, dict) else here[int(key)] if isinstance(here, list) else None
-            if isinstance(here, str) and (match := REFERENCE.fullmatch(here)):
+            node = node.get(key) if isinstance(node, dict) else node[int(key)] if isinstance(node, list) else None
+            if isinstance(node, str) and (match := REFERENCE.fullmatch(node)):
                 return self._where((*match[1].split("."), *path[index:]))
         return _dotted(path)
 
@@ -136,14 +136,14 @@ class _Check:
             yield f"{self._where((*path, '_target_'))}: must name a Module of torch, or a function that makes one"
         if path == ("network",) and isinstance(target, type) and not issubclass(target, MultiTaskNetwork):
             yield "network._target_: must name a mtl.MultiTaskNetwork, or a function that makes one; see docs/extend.md"
-        known, closed = options(target)
+        accepted, closed = options(target)
         for name, value in section.items():
             if name in HYDRA:
                 yield from self.unfit(HYDRA[name], (*path, name), value)
-            elif name in known:
-                yield from self.unfit(known[name], (*path, name), value)
+            elif name in accepted:
+                yield from self.unfit(accepted[name], (*path, name), value)
             elif closed and name != "_target_":
-                names = [other for other in known if other in section or other not in SUPPLIED]
+                names = [other for other in accepted if other in section or other not in SUPPLIED]
                 near, title = suggestion(name, names), getattr(target, "__name__", str(target))
                 has = f"{f'{near} It' if near else '; it'} has {join_names(names)}"
                 yield f"{self._where(path)}.{name}: {title} has no option {name}{has}"
@@ -202,12 +202,12 @@ def find(path: Any, where: str) -> Any:
             if error.name != module:
                 raise
             holder = pkgutil.resolve_name(module)  # a class, whose method is named
-        found = getattr(holder, name)
+        target = getattr(holder, name)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         extra = "; pip install -e '.[weighting]'" if "'torchjd'" in str(error) else ""
         raise InputError(f"{where}={format_value(path)}: cannot be imported: {first_line(error)}{extra}") from None
-    require(callable(found), f"{where}={path}: must name a class or a function, not a {type(found).__name__}")
-    return found
+    require(callable(target), f"{where}={path}: must name a class or a function, not a {type(target).__name__}")
+    return target
 
 
 @cache
@@ -219,23 +219,24 @@ def options(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     functions: list[Any] = [target]
     if isinstance(target, type):
         functions = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls)]
-    known: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for function in functions:
         try:
-            own, parameters = options_of(function), inspect.signature(function).parameters.values()
+            declared, parameters = options_of(function), inspect.signature(function).parameters.values()
         except (TypeError, ValueError):  # written in C
-            return known, False
+            return annotations, False
         inner = inspect.unwrap(function)
         module = str(getattr(inner, "__module__", ""))
         name = f"{module}.{getattr(inner, '__qualname__', '')}".removesuffix(".__init__")
         table = FOREIGN.get(name, {})
-        table = {"lr": Positive} if "lr" in own and module.startswith("torch.optim.") else table  # 0 is no error there
-        known = {**own, **table, **known}
+        if "lr" in declared and module.startswith("torch.optim."):  # 0 is no error there
+            table = {"lr": Positive}
+        annotations = {**declared, **table, **annotations}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return known, True
+            return annotations, True
         if module.split(".")[0] != "mtl":
             break
-    return known, False
+    return annotations, False
 
 
 def _too_many_processes(trainer: Any) -> Iterator[str]:

@@ -25,14 +25,14 @@ def with_columns(cfg: DictConfig, columns: Sequence[str] | None = None) -> None:
     if columns is None:
         separator = (cfg.data.get("csv") or {}).get("separator")
         columns = RowSource.open(path_of(cfg.data.path), "data.path", separator=separator).columns
-    found: dict[str, Any] = {}
+    expanded: dict[str, Any] = {}
     for name, options in tasks.items():
         if "*" not in str(name) or name in columns:
-            found[name] = options
+            expanded[name] = options
             continue
         fitting = [column for column in columns if fnmatchcase(column, name) and column not in tasks]
-        there = f"data.tasks.{name}: no column has such a name; {cfg.data.path} has {join_names(columns)}"
-        require(bool(fitting), there)
-        found |= {column: options for column in fitting if column not in found}
+        message = f"data.tasks.{name}: no column has such a name; {cfg.data.path} has {join_names(columns)}"
+        require(bool(fitting), message)
+        expanded |= {column: options for column in fitting if column not in expanded}
     with open_dict(cfg):
-        cfg.data.tasks = found
+        cfg.data.tasks = expanded

@@ -110,12 +110,12 @@ def stored_overrides(checkpoint: Checkpoint) -> list[str]:
     return list(overrides)
 
 
-def group_overrides(checkpoint: Checkpoint, given: Sequence[str] = ()) -> list[str]:
+def group_overrides(checkpoint: Checkpoint, command_overrides: Sequence[str] = ()) -> list[str]:
     """Return those overrides of the run of ``checkpoint`` that choose from groups, set top-level options, or delete.
 
-    Those that overrides ``given`` on the command line replace are left out.
+    Those that ``command_overrides`` replace are left out.
     """
-    keys = set(map(key_of, given))
+    keys = set(map(key_of, command_overrides))
     overrides = [override for override in stored_overrides(checkpoint) if key_of(override) not in keys]
     return [override for override in overrides if override.startswith("~") or _is_top(key_of(override))]
 
@@ -129,14 +129,16 @@ def use_installed_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> 
     data = checkpoint["config"].get("data")
     name = installed.get(str(data.get("_target_"))) if isinstance(data, Mapping) else None
     if name is not None:
-        known = {f"data={other}" for other in installed.values()}
-        own = [
+        installed_choices = {f"data={other}" for other in installed.values()}
+        user_choices = [
             override
             for override in stored_overrides(checkpoint)
-            if key_of(override) == "data" and override not in known
+            if key_of(override) == "data" and override not in installed_choices
         ]
         overrides = checkpoint["config"].get("overrides") or []
-        checkpoint["config"]["overrides"] = [f"data={name}" if override in own else override for override in overrides]
+        checkpoint["config"]["overrides"] = [
+            f"data={name}" if override in user_choices else override for override in overrides
+        ]
 
 
 def resumed_config(
@@ -154,16 +156,16 @@ def resumed_config(
     from the checkpoint's, or if the checkpoint names classes that are not trusted.
     """
     saved, base = checkpoint.config(trust), group_overrides(checkpoint)
-    given = {*(option for override in overrides for option in _set_by(override)), *options}
-    if evaluate and "data.test_path" in given:  # which has the rows; the options split the training's file
-        given |= {"data.split.by", "data.split.column", "data.split.gap"}
+    changed_options = {*(option for override in overrides for option in _set_by(override)), *options}
+    if evaluate and "data.test_path" in changed_options:  # which has the rows; the options split the training's file
+        changed_options |= {"data.split.by", "data.split.column", "data.split.gap"}
     tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
     containers = list[Any]()
     for composed in (compose(base), compose([*group_overrides(checkpoint, overrides), *overrides])):
         with_columns(composed, tasks)
         containers.append(OmegaConf.to_container(composed, resolve=False))
     before, now = containers
-    cfg, resolved = _merged(now, before, saved, given)
+    cfg, resolved = _merged(now, before, saved, changed_options)
     cfg.overrides = [
         override for override in stored_overrides(checkpoint) if key_of(override) not in set(map(key_of, overrides))
     ]
@@ -191,13 +193,15 @@ def _set_by(override: str) -> Iterable[str]:
     return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else (key,)
 
 
-def _merged(now: Any, before: Any, saved: Mapping[str, Any], given: Iterable[str] = ()) -> tuple[DictConfig, Any]:
+def _merged(
+    now: Any, before: Any, saved: Mapping[str, Any], changed_options: Iterable[str] = ()
+) -> tuple[DictConfig, Any]:
     """Return the configuration composed with (``now``) and without (``before``) the overrides of the command line.
 
-    Values are those of ``saved`` where these overrides change nothing; ``given`` are the options that they set. The
-    second value has all references resolved.
+    Values are those of ``saved`` where these overrides change nothing; ``changed_options`` are the options that they
+    set. The second value has all references resolved.
     """
-    fixed = tuple(f"{option}." for option in given)
+    fixed = tuple(f"{option}." for option in changed_options)
 
     def refers(text: Any, value: Any) -> bool:  # to options that give this value in the run of the checkpoint
         if isinstance(text, str) and "${" in text:
@@ -212,12 +216,12 @@ def _merged(now: Any, before: Any, saved: Mapping[str, Any], given: Iterable[str
             return now
         if isinstance(now, dict) and isinstance(saved, dict):
             nodes = (now, before if isinstance(before, dict) else {}, saved)
-            each = {n: merge(f"{key}.{n}", *(node.get(n, MISSING) for node in nodes)) for n in {**now, **saved}}
-            return {n: node for n, node in each.items() if node is not MISSING}
+            children = {n: merge(f"{key}.{n}", *(node.get(n, MISSING) for node in nodes)) for n in {**now, **saved}}
+            return {n: node for n, node in children.items() if node is not MISSING}
         if before != now or saved is MISSING or refers(now, saved):
             return now
-        own = section in OBJECTS and (name.startswith("_") or not _is_value(saved, name, numbers_only=True))
-        return now if own else saved
+        is_local = section in OBJECTS and (name.startswith("_") or not _is_value(saved, name, numbers_only=True))
+        return now if is_local else saved
 
     try:
         run = OmegaConf.create(dict(saved))

@@ -53,11 +53,11 @@ class Teacher:
 
     def _wrong_tasks(self, spec: DataSpec) -> Iterator[str]:
         """Yield a phrase for each task of this run that the teacher lacks, or whose kind or classes differ."""
-        known = {task.name: task for task in self.tasks}
+        tasks_by_name = {task.name: task for task in self.tasks}
         for task in spec.tasks:
-            other = known.get(task.name)
+            other = tasks_by_name.get(task.name)
             if other is None:
-                yield f"it has no task {task.name}, only {', '.join(known)}"
+                yield f"it has no task {task.name}, only {', '.join(tasks_by_name)}"
             elif (other.kind, other.outputs) != (task.kind, task.outputs):
                 yield f"its task {task.name} is {_described(other)}, here it is {_described(task)}"
 
