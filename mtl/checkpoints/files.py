@@ -81,11 +81,13 @@ class Checkpoint(dict[str, Any]):
 
     def calibrated(self, spec: DataSpec) -> DataSpec:
         """Return ``spec`` with the calibrations of its tasks that belong to the weights; see ``put_after_training``."""
-        kinds, known = options_of(Calibration.__init__), dict[str, Calibration]()
-        for task, given in (self.get("calibration") or {}).items():
-            here = f"checkpoint {self.path}: calibration.{task}"
-            known[task] = Calibration(**{name: valid(kind, given.get(name), here) for name, kind in kinds.items()})
-        return replace(spec, tasks=[replace(task, calibration=known.get(task.name)) for task in spec.tasks])
+        kinds, calibrations = options_of(Calibration.__init__), dict[str, Calibration]()
+        for task, stored in (self.get("calibration") or {}).items():
+            location = f"checkpoint {self.path}: calibration.{task}"
+            calibrations[task] = Calibration(
+                **{name: valid(kind, stored.get(name), location) for name, kind in kinds.items()}
+            )
+        return replace(spec, tasks=[replace(task, calibration=calibrations.get(task.name)) for task in spec.tasks])
 
 
 @contextmanager
@@ -113,11 +115,11 @@ def restoring(checkpoint: Checkpoint | None) -> Iterator[None]:
 class CheckpointIO(TorchCheckpointIO):
     """Write each checkpoint atomically (see ``mtl.files.writing``): a kill or a full disk leaves earlier files intact.
 
-    ``known``: the checkpoint that the run starts from, which is not read again.
+    ``start_checkpoint``: the one that the run starts from, which is not read again.
     """
 
-    def __init__(self, known: Checkpoint | None = None) -> None:
-        self.known = known
+    def __init__(self, start_checkpoint: Checkpoint | None = None) -> None:
+        self.start_checkpoint = start_checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
@@ -127,10 +129,10 @@ class CheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: str | Path, *args: Any, sharded: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``; its configuration, which the Trainer does not use, is not checked.
 
-        ``sharded``: tensors that processes divided may be ``Pieces``.
+        ``sharded``: tensors that processes divided may be ``RowShards``.
         """
-        known, self.known = self.known, None
-        content = known if known is not None and known.path == Path(path) else read(path, sharded=True)
+        start, self.start_checkpoint = self.start_checkpoint, None
+        content = start if start is not None and start.path == Path(path) else read(path, sharded=True)
         return content if sharded else joined(content)
 
 
@@ -148,14 +150,14 @@ def checkpoint_path(path: str | Path, name: str = "best") -> Path:
     returned if it is the only one. Raises InputError for a link out of the folder.
     """
     path = Path(unescape_interpolation(str(path)))
-    found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
-    return next((checked_file(file, path, math.inf) for file in found if file.is_file()), path)
+    candidates = [path / CHECKPOINTS / f"{stem}.ckpt" for stem in (name, "best", "last")] if path.is_dir() else []
+    return next((checked_file(file, path, math.inf) for file in candidates if file.is_file()), path)
 
 
 def read(path: str | Path, name: str = "best", sharded: bool = False) -> Checkpoint:
     """Return the checkpoint that ``checkpoint_path`` finds; ``Checkpoint.config`` checks its configuration.
 
-    ``sharded``: tensors that processes divided may be ``Pieces``.
+    ``sharded``: tensors that processes divided may be ``RowShards``.
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
     path = checkpoint_path(path, name)
@@ -203,7 +205,7 @@ def using(checkpoint: Checkpoint) -> Iterator[None]:
 def _finite(values: Any) -> bool:
     """Return whether ``values``, if they are a tensor, are finite, without the copies that ``isfinite`` makes.
 
-    ``Pieces`` are not read: each process will use only its part of them.
+    ``RowShards`` are not read: each process will use only its part of them.
     """
     if isinstance(values, Tensor) and (values.is_complex() or values.is_quantized or values.layout != torch.strided):
         raise ValueError(f"a weight is {values.dtype}, {values.layout}")
@@ -215,7 +217,7 @@ def _finite(values: Any) -> bool:
 def read_to_resume(path: str | Path) -> Checkpoint:
     """Return the last checkpoint at ``path`` or, with a warning, its predecessor if it is damaged.
 
-    Tensors that processes divided may be ``Pieces``.
+    Tensors that processes divided may be ``RowShards``.
     """
     path = checkpoint_path(path, "last")
     try:

@@ -45,15 +45,15 @@ def write_shards(content: Mapping[str, Any], path: Path, rank: int) -> dict[str,
     Every process must call this.
     """
     leaves, tree = tree_flatten(dict(content))
-    own = []
+    shards = []
     for number, leaf in enumerate(leaves):
         if hasattr(leaf, "full_tensor"):
-            own.append(leaf.detach().to_local().cpu())
+            shards.append(leaf.detach().to_local().cpu())
             leaves[number] = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
     free = next(number for number in count(1) if not path.with_name(f"{PREFIX}{number}").exists())
     folder = path.with_name(f"{PREFIX}{gather(free)[0]}")  # process 0 chooses
     with writing(folder / f"{rank}.ckpt") as file:
-        torch.save(own, file)
+        torch.save(shards, file)
         checksum = checksum_of(file)
     rest: dict[str, Any] = tree_unflatten(leaves, tree)
     return rest | {"parts": {"folder": folder.name, "checksums": gather(checksum)}}
@@ -88,8 +88,8 @@ def read_shards(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         paths.append(file)
         files.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     empty = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
-    for place, number in enumerate(empty):
-        pieces = RowShards((file[place] for file in files), check)
+    for index, number in enumerate(empty):
+        pieces = RowShards((file[index] for file in files), check)
         if not pieces or pieces.shape != leaves[number].shape:
             raise ValueError("its parts have other shapes")
         leaves[number] = pieces

@@ -43,11 +43,11 @@ def read_plain(folder: Path) -> dict[str, Any]:
 
     content, weights = (checked_file(folder / name, folder, math.inf) for name in (CONTENT, WEIGHTS))
     try:
-        found = _restored(json.loads(content.read_text()), load_file(weights))
+        restored = _restored(json.loads(content.read_text()), load_file(weights))
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise InputError(f"{folder} is damaged ({first_line(error)}); take it from where it came once more") from None
-    require(isinstance(found, dict), f"{folder / CONTENT} is damaged: it is no object")
-    return dict(found)
+    require(isinstance(restored, dict), f"{folder / CONTENT} is damaged: it is no object")
+    return dict(restored)
 
 
 def _described(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -56,17 +56,17 @@ def _described(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value
         return {TENSOR: name}
     if isinstance(value, Mapping):
-        parts = {key: _described(each, f"{name}.{key}".lstrip("."), tensors) for key, each in value.items()}
+        parts = {key: _described(child, f"{name}.{key}".lstrip("."), tensors) for key, child in value.items()}
         return parts if all(isinstance(key, str) for key in parts) else {PAIRS: [[*pair] for pair in parts.items()]}
     if isinstance(value, list | tuple):
-        items = [_described(each, f"{name}.{number}", tensors) for number, each in enumerate(value)]
+        items = [_described(child, f"{name}.{number}", tensors) for number, child in enumerate(value)]
         return {TUPLE: items} if isinstance(value, tuple) else items
     return value
 
 
 def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_restored(each, tensors) for each in value]
+        return [_restored(child, tensors) for child in value]
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
@@ -74,4 +74,4 @@ def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if TUPLE in value:
         return tuple(_restored(value[TUPLE], tensors))
     pairs = value[PAIRS] if PAIRS in value else value.items()
-    return {key: _restored(each, tensors) for key, each in pairs}
+    return {key: _restored(child, tensors) for key, child in pairs}

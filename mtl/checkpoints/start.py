@@ -35,26 +35,30 @@ def start_from(network: nn.Module, checkpoint: Checkpoint, same_ids: bool = Fals
     gates = [(name, module) for name, module in network.named_modules() if isinstance(module, Gate)]
     options |= {f"{name}.{buffer}" for name, gate in gates for buffer in gate.option_buffers}
     state = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in options}
-    own = {
+    network_state = {
         name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options
     }
     for name in _tables(network) if same_ids else ():
-        if name in state and name in own:
-            state[name] = _with_mean(state[name], own[name])
-    fitting = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
+        if name in state and name in network_state:
+            state[name] = _with_mean(state[name], network_state[name])
+    fitting = {
+        name: value for name, value in state.items() if name in network_state and _fits(value, network_state[name])
+    }
     if not fitting:
         raise InputError(
             f"start_from={checkpoint.path}: none of its weights fits this network; it has {grouped(state)}, and the "
-            f"network has {grouped(own)}"
+            f"network has {grouped(network_state)}"
         )
     network.load_state_dict(fitting, strict=False)
     left_out = {
-        "not in the checkpoint": [name for name in own if name not in state],
-        "not in this network": [name for name in state if name not in own],
-        "of another shape": [name for name in own if name in state and name not in fitting],
+        "not in the checkpoint": [name for name in network_state if name not in state],
+        "not in this network": [name for name in state if name not in network_state],
+        "of another shape": [name for name in network_state if name in state and name not in fitting],
     }
     reports = [f"; {what}: {grouped(names)}" for what, names in left_out.items() if names]
-    log.info("start_from=%s: %d of %d tensors are set%s", checkpoint.path, len(fitting), len(own), "".join(reports))
+    log.info(
+        "start_from=%s: %d of %d tensors are set%s", checkpoint.path, len(fitting), len(network_state), "".join(reports)
+    )
 
 
 def grouped(names: Iterable[str]) -> str:
@@ -71,15 +75,15 @@ def _tables(network: nn.Module) -> list[str]:
     return [f"{name}.weight" for name in tables if name not in hashed]
 
 
-def _with_mean(value: Tensor, own: Tensor) -> Tensor:
-    """Return the rows of ``value`` and, up to the number of rows of ``own``, the mean of all but the first one.
+def _with_mean(value: Tensor, target: Tensor) -> Tensor:
+    """Return the rows of ``value`` and, up to the number of rows of ``target``, the mean of all but the first one.
 
     The first row is of unknown ids, or padding.
     """
-    if len(value) >= len(own) or value.shape[1:] != own.shape[1:]:
+    if len(value) >= len(target) or value.shape[1:] != target.shape[1:]:
         return value
-    return torch.cat([value, value[1:].mean(0, keepdim=True).expand(len(own) - len(value), -1)])
+    return torch.cat([value, value[1:].mean(0, keepdim=True).expand(len(target) - len(value), -1)])
 
 
-def _fits(value: Tensor, own: Tensor) -> bool:
-    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+def _fits(value: Tensor, target: Tensor) -> bool:
+    return value.shape == target.shape and value.is_floating_point() == target.is_floating_point()

@@ -109,7 +109,7 @@ def installed_targets() -> Mapping[str, frozenset[str]]:
 
 def targets_in(folder: str | Path) -> Mapping[str, frozenset[str]]:
     """Return the classes that the YAML files in ``folder`` name, by section of the configuration."""
-    found: dict[str, set[str]] = {}
+    classes: dict[str, set[str]] = {}
     for file in sorted(Path(folder).rglob("*.yaml")):
         text = file.read_text()
         parents = file.relative_to(folder).parts[:-1]
@@ -118,8 +118,8 @@ def targets_in(folder: str | Path) -> Mapping[str, frozenset[str]]:
         start = () if package in ("_global_", "") else tuple(package.split("."))
         for key, value in leaves(yaml.safe_load(text) or {}, start):
             if key[-1] == "_target_":
-                found.setdefault(key[0], set()).add(value)
-    return {section: frozenset(names) for section, names in found.items()}
+                classes.setdefault(key[0], set()).add(value)
+    return {section: frozenset(names) for section, names in classes.items()}
 
 
 def classes_in(folders: Iterable[str | Path]) -> list[str]:
