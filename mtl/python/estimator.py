@@ -55,9 +55,9 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
         Classes are text. ``model_.predict`` has the probabilities too.
         """
-        found = self.model_.predict(X)
+        predictions = self.model_.predict(X)
         columns = {main_column(task): task.name for task in self.model_.spec.tasks}
-        table = found[list(columns)]
+        table = predictions[list(columns)]
         return table.rename(columns) if isinstance(table, pl.DataFrame) else table.rename(columns=columns)
 
     def score(self, X: Any, Y: Any) -> float:  # noqa: N803
@@ -65,10 +65,10 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
         Name the metrics with ``{"kind": "regression", "metrics": ["r2"]}`` to have all on one scale.
         """
-        found = self.model_.evaluate(self._beside(X, Y))
+        metrics = self.model_.evaluate(self._beside(X, Y))
         mains = Evaluation(self.model_.spec.tasks).main_metrics().items()
         signs = {f"{task}/{main}": 1 if higher_is_better(main) else -1 for task, main in mains}
-        return mean_of_defined([sign * found[name] for name, sign in signs.items() if name in found])
+        return mean_of_defined([sign * metrics[name] for name, sign in signs.items() if name in metrics])
 
     def _beside(self, inputs: Any, labels: Any) -> pl.DataFrame:
         """Return the table with the columns of both; raise InputError if one of ``labels`` would become an input."""
@@ -77,11 +77,12 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         twice = [name for name in right.columns if name in left.columns]
         require(not twice, f"X and Y both have {join_names(twice)}: labels must not be inputs")
         tasks = self.tasks if isinstance(self.tasks, Mapping) else {}  # ``fit`` refuses others
-        given = {name: one if isinstance(one, Mapping) else {} for name, one in tasks.items()}
-        known: set[Any] = {str(one.get("column") or name) for name, one in given.items()}
-        known |= {one.get("weight_column") for one in given.values()} | {self._option("weight_column")}
-        known |= {self._option("group_column")} & {*(self._option("ignore") or ())}
-        others = [name for name in right.columns if name not in known]
+        options_by_task = {name: options if isinstance(options, Mapping) else {} for name, options in tasks.items()}
+        expected: set[Any] = {str(options.get("column") or name) for name, options in options_by_task.items()}
+        expected |= {options.get("weight_column") for options in options_by_task.values()}
+        expected |= {self._option("weight_column")}
+        expected |= {self._option("group_column")} & {*(self._option("ignore") or ())}
+        others = [name for name in right.columns if name not in expected]
         need = "Y has the labels and weights of the tasks, and a group_column that is named in ignore"
         require(not others, f"Y has {join_names(others)}, which would become inputs: {need}; leave the others out")
         return left.hstack(right)

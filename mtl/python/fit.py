@@ -95,9 +95,9 @@ def fit(
     require(config_dir is None or Path(config_dir).is_dir(), f"config_dir={config_dir}: no such folder")
     require(max_epochs != 0, "max_epochs=0 trains nothing: give at least 1")
     require(folder is None or resume is None, "folder and resume: give one or the other")
-    given = {"train": frame, "val": valid, "test": test}
-    shares = {split: rows for split, rows in given.items() if isinstance(rows, float)}
-    tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}
+    rows_by_split = {"train": frame, "val": valid, "test": test}
+    shares = {split: rows for split, rows in rows_by_split.items() if isinstance(rows, float)}
+    tables = {split: rows for split, rows in rows_by_split.items() if rows is not None and split not in shares}
     values = {"data": "table", **options_of(keywords, CONF)}
     named = {"gate": gate, "seed": seed, "trainer.max_epochs": max_epochs}
     values |= {option: value for option, value in named.items() if value is not None}
@@ -121,24 +121,24 @@ def fit(
         checkpoint = None if resume is None else read_to_resume(resume)
         lasting = folder if checkpoint is None else resolvers.run_folder(str(checkpoint.path))
         require(resume is None or lasting is not None, f"resume={resume}: is not in the folder of a run")
-        own = Path(lasting or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
+        run_folder = Path(lasting or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
         trust = [*(values.get("trust") or []), *classes_in([config_dir] if config_dir else [])]
-        cfg = _composed(values, config_dir, own, checkpoint, trust)
+        cfg = _composed(values, config_dir, run_folder, checkpoint, trust)
         ending.enter_context(_undisturbed(lasting))
-        lock = lock_run_folder(own, checkpoint is not None, "folder")
-        ending.callback(unlock_run_folder, own, lock, delete_empty=lasting is not None)
+        lock = lock_run_folder(run_folder, checkpoint is not None, "folder")
+        ending.callback(unlock_run_folder, run_folder, lock, delete_empty=lasting is not None)
         check(cfg)
         if checkpoint is None:
             choices = OmegaConf.to_container(cfg.choices)
             record = {"overrides": list(cfg.overrides), "choices": choices, "seed": cfg.seed, "rows": digests}
-            write_json(own / COMMAND, record)
+            write_json(run_folder / COMMAND, record)
         else:
             cfg.ckpt = str(checkpoint.path)
-            same = read_json(own / COMMAND).get("rows", {}) == digests
+            same = read_json(run_folder / COMMAND).get("rows", {}) == digests
             require(same, f"resume={resume}: the run has other rows; give those that it was begun with")
         run(cfg, checkpoint, "mtl.fit trains in one; use mtl train for more", python)
-        found = read(own, cfg.tested)
-        return model_of(found, config_to_load(found, trust))
+        tested_checkpoint = read(run_folder, cfg.tested)
+        return model_of(tested_checkpoint, config_to_load(tested_checkpoint, trust))
 
 
 def _composed(

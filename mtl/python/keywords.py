@@ -34,21 +34,22 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
     """
     top = OmegaConf.load(conf / "train.yaml")
     groups = [str(name) for entry in top.defaults if entry != "_self_" for name in entry]
-    known = {name: name for name in (*map(str, top), *groups)}
+    option_of = {name: name for name in (*map(str, top), *groups)}
     for section, default in SECTIONS.items():
         file = conf / section / f"{keywords.get(section, default)}.yaml"
         options: Any = OmegaConf.load(file) if file.is_file() else {}
-        own = options.get(section, options)
-        known = {str(name): f"{section}.{name}" for name in own if not str(name).startswith("_")} | known
-    known = {str(name): f"recipe.{name}" for name in top.recipe} | known
-    known = {name: option for name, option in known.items() if name not in ("defaults", "hydra", *NOT_KEYWORDS)}
-    if unknown := [name for name in keywords if name not in known]:
-        near = suggestion(unknown[0], known)
+        section_options = options.get(section, options)
+        names = [str(name) for name in section_options if not str(name).startswith("_")]
+        option_of = {name: f"{section}.{name}" for name in names} | option_of
+    option_of = {str(name): f"recipe.{name}" for name in top.recipe} | option_of
+    option_of = {name: option for name, option in option_of.items() if name not in ("defaults", "hydra", *NOT_KEYWORDS)}
+    if unknown := [name for name in keywords if name not in option_of]:
+        near = suggestion(unknown[0], option_of)
         raise InputError(
             f"{unknown[0]}: no such keyword{f'{near} Any' if near else '; any'} option of the command line goes into "
             "options, as in options={'optimizer.lr': 3e-4}"
         )
-    return {known[name]: value for name, value in keywords.items()}
+    return {option_of[name]: value for name, value in keywords.items()}
 
 
 def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -
     pairs: list[tuple[str, Any]] = []
     for option, value in (options or {}).items():
         inside = isinstance(value, Mapping) and "." not in option
-        pairs += [(f"{option}.{name}", one) for name, one in value.items()] if inside else [(option, value)]
+        pairs += [(f"{option}.{name}", entry) for name, entry in value.items()] if inside else [(option, value)]
     further = dict(pairs)
     counts = Counter([*values, *(option for option, _ in pairs)])
     if twice := [option for option, count in counts.items() if count > 1]:

@@ -41,8 +41,9 @@ def share(
     """
     folder = valid(FilePath, folder, "folder")
     options = valid(Mapping[str, Any] | None, options, "options")
-    own = {name: keywords.pop(name) for name in OWN if name in keywords}
-    path = path_of(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
+    share_options = {name: keywords.pop(name) for name in OWN if name in keywords}
+    name = f"{share_options.get('name', 'table')}.parquet"
+    path = path_of(str(frame)) if is_path(frame) else Path(folder) / "share" / name
     if not is_path(frame):
         rows = to_polars(frame)
         if path.exists():
@@ -54,7 +55,11 @@ def share(
         **with_options({"data": "table"} | options_of(keywords, CONF), options),
         "data.path": str(path.absolute()),
     }
-    values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
+    values |= {
+        "data.tasks": {str(name): kind for name, kind in tasks.items()},
+        "paths.output_dir": str(folder),
+        **share_options,
+    }
     values = escape_interpolation(to_plain(values))
     overrides = {
         option: write_override(option, value, os.path.isdir(CONF / option)) for option, value in values.items()
