@@ -53,16 +53,20 @@ class Conflict(Callback):
             return
         number = step // self.every_steps
         turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
-        orders = [torch.arange(len(each), device=pl_module.device) for each in turn]
-        even, odd = ([each.select(rows[k::2]) for each, rows in zip(turn, orders, strict=True)] for k in (0, 1))
+        orders = [torch.arange(len(val_batch), device=pl_module.device) for val_batch in turn]
+        even, odd = (
+            [val_batch.select(rows[k::2]) for val_batch, rows in zip(turn, orders, strict=True)] for k in (0, 1)
+        )
         rate = float(trainer.optimizers[0].param_groups[0]["lr"])
         modes = [(module, module.training) for module in pl_module.network.modules()]
         pl_module.network.eval()
-        found = measure(pl_module, even, odd, rate)
+        measured = measure(pl_module, even, odd, rate)
         for module, mode in modes:
             module.training = mode
-        self.rows += [(step, *row) for row in found]
-        overall = [(quantity, dict.fromkeys(tasks), value) for quantity, layer, *tasks, value in found if layer == ALL]
+        self.rows += [(step, *row) for row in measured]
+        overall = [
+            (quantity, dict.fromkeys(tasks), value) for quantity, layer, *tasks, value in measured if layer == ALL
+        ]
         log_values(trainer, {"/".join(("conflict", quantity, *names)): value for quantity, names, value in overall})
 
     def on_train_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
@@ -85,18 +89,20 @@ def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
     that has no such batch, or no rows of it, gets one of 0 rows. Batches of fewer than two rows in all are left out.
     """
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-    own: dict[tuple[str, ...], list[Batch]] = {}
+    local_batches: dict[tuple[str, ...], list[Batch]] = {}
     loader: Any = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
     for batch in loader:
-        batches = own.setdefault(tuple(batch.targets), [])
+        batches = local_batches.setdefault(tuple(batch.targets), [])
         if len(batches) < MOST:
             batches.append(batch)
     nothing = torch.arange(0)
-    everyone = gather({tasks: (each[0].select(nothing), [*map(len, each)]) for tasks, each in own.items()})
-    found = {}
+    everyone = gather(
+        {tasks: (batches[0].select(nothing), [*map(len, batches)]) for tasks, batches in local_batches.items()}
+    )
+    batches_by_tasks = {}
     for tasks, (empty, _) in {tasks: pair for part in everyone for tasks, pair in part.items()}.items():
         counts = [part[tasks][1] for part in everyone if tasks in part]
-        rows = [sum(each) for each in zip_longest(*counts, fillvalue=0)]
-        batches = [batch for batch, _ in zip_longest(own.get(tasks, []), rows, fillvalue=empty)]
-        found[tasks] = [batch for batch, count in zip(batches, rows, strict=True) if count > 1]
-    return {tasks: batches for tasks, batches in found.items() if batches}
+        rows = [sum(sizes) for sizes in zip_longest(*counts, fillvalue=0)]
+        batches = [batch for batch, _ in zip_longest(local_batches.get(tasks, []), rows, fillvalue=empty)]
+        batches_by_tasks[tasks] = [batch for batch, count in zip(batches, rows, strict=True) if count > 1]
+    return {tasks: batches for tasks, batches in batches_by_tasks.items() if batches}

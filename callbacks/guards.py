@@ -36,8 +36,10 @@ class ProcessAgreement(Callback):
             keys = [k for k in theirs.keys() | first.keys() if theirs.get(k) != first.get(k)]
             keys.sort(key=lambda key: (key.count("."), key))  # top-level keys first: others may be derived from them
             if keys:
-                shown = "; ".join(f"{key} is {theirs.get(key)}, not {first.get(key)}" for key in keys[:3])
-                raise InputError(f"process {rank} has a different configuration from process 0: {shown}. {advice}")
+                differences = "; ".join(f"{key} is {theirs.get(key)}, not {first.get(key)}" for key in keys[:3])
+                raise InputError(
+                    f"process {rank} has a different configuration from process 0: {differences}. {advice}"
+                )
 
 
 class FiniteGuard(Callback):
@@ -58,14 +60,14 @@ class FiniteGuard(Callback):
             _stop(trainer, f"the loss is {value}", _culprits(pl_module, _own_part))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        found = [] if trainer.global_step % EVERY else _culprits(pl_module, lambda p: p.grad)
-        if found and not _may_rescale(trainer):
-            _stop(trainer, "a gradient is not finite", found)
+        culprits = [] if trainer.global_step % EVERY else _culprits(pl_module, lambda p: p.grad)
+        if culprits and not _may_rescale(trainer):
+            _stop(trainer, "a gradient is not finite", culprits)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        found = _culprits(pl_module, lambda p: p)
-        if found:
-            _stop(trainer, "a weight is not finite", found)
+        culprits = _culprits(pl_module, lambda p: p)
+        if culprits:
+            _stop(trainer, "a weight is not finite", culprits)
 
 
 def _may_rescale(trainer: Trainer) -> bool:
@@ -81,7 +83,7 @@ def _own_part(parameter: Any) -> Tensor:
 
 def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | None]) -> list[str]:
     """Return the parameters that contain NaN or infinity, with the affected indices of their first dimension."""
-    found = []
+    culprits = []
     for name, parameter in module.named_parameters():
         value, rows = tensor_of(parameter), None
         if value is not None and value.is_sparse:
@@ -94,15 +96,15 @@ def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | No
         value = gather_full(value)
         bad = ~torch.isfinite(value)
         if bad.any():
-            found_in = bad.flatten(1).any(1).nonzero().flatten() if value.dim() > 1 else bad.new_zeros(0)
-            indices = (found_in if rows is None else rows[found_in]).tolist()
+            bad_rows = bad.flatten(1).any(1).nonzero().flatten() if value.dim() > 1 else bad.new_zeros(0)
+            indices = (bad_rows if rows is None else rows[bad_rows]).tolist()
             kind = "experts" if ".experts." in name else "tasks" if ".gate." in name or ".heads." in name else "rows"
-            found.append(f"{name} ({kind} {', '.join(map(str, indices[:8]))})" if indices else name)
-    return found
+            culprits.append(f"{name} ({kind} {', '.join(map(str, indices[:8]))})" if indices else name)
+    return culprits
 
 
-def _stop(trainer: Trainer, what: str, found: list[str]) -> None:
-    where = f" in {'; '.join(found[:4])}" if found else "; all weights are finite"
+def _stop(trainer: Trainer, what: str, culprits: list[str]) -> None:
+    where = f" in {'; '.join(culprits[:4])}" if culprits else "; all weights are finite"
     raise InputError(
         f"step {trainer.global_step}: {what}{where}. The last checkpoint was saved before that. Try a lower "
         "optimizer.lr or trainer.gradient_clip_val=1, and check the data for extreme values"

@@ -32,8 +32,8 @@ class PermutationHardening(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module.network).__name__
-        found = bool(_permutations(pl_module))
-        require(found, f"permutation=sinkhorn: {name} has no gate to permute; use permutation=none")
+        has_permutation = bool(_permutations(pl_module))
+        require(has_permutation, f"permutation=sinkhorn: {name} has no gate to permute; use permutation=none")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         soft = [permutation for permutation in _permutations(pl_module) if not permutation.is_hard]

@@ -54,8 +54,8 @@ class PhaseLength:
     def __init__(
         self, what: str, steps: int | None = None, epochs: float | None = None, fraction: float | None = None
     ) -> None:
-        given = [value for value in (steps, epochs, fraction) if value is not None]
-        require(len(given) == 1, f"{what}: give exactly one of steps, epochs, fraction")
+        lengths = [value for value in (steps, epochs, fraction) if value is not None]
+        require(len(lengths) == 1, f"{what}: give exactly one of steps, epochs, fraction")
         self.what, self.steps, self.epochs, self.fraction = what, steps, epochs, fraction
 
     def in_steps(self, trainer: Trainer) -> float:

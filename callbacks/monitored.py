@@ -36,11 +36,11 @@ class MonitoringCallback(Callback):
     def has_new_value(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
         """Return whether there is a new value; there is none if the metric is undefined on the rows."""
         validated, self._validated = self._validated, False
-        name, known = str(self.monitor), trainer.callback_metrics
-        of_validation = name.startswith("val/") or name not in known
+        name, metrics = str(self.monitor), trainer.callback_metrics
+        of_validation = name.startswith("val/") or name not in metrics
         if not (validated if of_validation else ends_epoch(trainer)) or name in pl_module.undefined:
             return False
-        require_logged(f"{self.section}.monitor={name}", name, list(known))
+        require_logged(f"{self.section}.monitor={name}", name, list(metrics))
         return True
 
 
@@ -60,14 +60,14 @@ class MonitorCheck(Callback):
                 return
         for callback in callbacks:
             monitor = getattr(callback, "monitor", None)
-            if monitor is not None and not any(fnmatch.fnmatchcase(monitor, known) for known in names):
+            if monitor is not None and not any(fnmatch.fnmatchcase(monitor, pattern) for pattern in names):
                 section = getattr(callback, "section", type(callback).__name__)
                 option = "monitor" if monitor == pl_module.config.get("monitor") else f"{section}.monitor"
                 require_logged(f"{option}={monitor}", monitor, names)
 
 
-def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:
-    """Raise InputError unless ``monitor`` is among the logged ``names``; ``given`` is the option as given."""
+def require_logged(option: str, monitor: str, names: Sequence[str]) -> None:
+    """Raise InputError unless ``monitor`` is among the logged ``names``; ``option`` is the option as given."""
     general = sorted(names, key=lambda name: name.count("/"))  # names of single tasks and experts come last
-    known = f"there are {join_names(general) or 'none'}{suggestion(monitor, names)}"
-    require(monitor in names, f"{given}: no value of this name is logged; {known}")
+    hint = f"there are {join_names(general) or 'none'}{suggestion(monitor, names)}"
+    require(monitor in names, f"{option}: no value of this name is logged; {hint}")

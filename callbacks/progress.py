@@ -21,8 +21,8 @@ class Progress(RichProgressBar):
     @validated
     def __init__(self, refresh_rate: CountOrZero = 10) -> None:
         console = Console()
-        shown = refresh_rate if console.is_terminal or console.is_jupyter else 0
-        super().__init__(refresh_rate=shown, console_kwargs={"soft_wrap": True})
+        rate = refresh_rate if console.is_terminal or console.is_jupyter else 0
+        super().__init__(refresh_rate=rate, console_kwargs={"soft_wrap": True})
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the loss of the last step, all that fits beside the bar; the line of each epoch has the rest."""

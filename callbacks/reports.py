@@ -58,15 +58,15 @@ class EpochReport(Callback):
         losses = pl_module.train_meter.compute()  # not logged yet: callbacks run first
         if self._validated and ends_epoch(trainer):
             self._follow(trainer.current_epoch, list(pl_module.tasks), losses, values)
-        shown = [f"train {number(losses['loss'], 4)}"]
+        phrases = [f"train {number(losses['loss'], 4)}"]
         if "val/loss" in values:
-            shown.append(f"val {number(float(values['val/loss']), 4)}")
-            shown.append(main_metric(pl_module, values))
+            phrases.append(f"val {number(float(values['val/loss']), 4)}")
+            phrases.append(main_metric(pl_module, values))
         if "val/experts_per_sample" in values:
             count = f"{number(float(values['val/experts_per_sample']), 3)}"
-            shown.append(f"{count} expert{'s' * (count != '1')}")
-        shown.append(f"{number(self.seconds[-1], 3)} s")
-        log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, shown)))
+            phrases.append(f"{count} expert{'s' * (count != '1')}")
+        phrases.append(f"{number(self.seconds[-1], 3)} s")
+        log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, phrases)))
         left = epochs_left(trainer)
         if left and not self._told:
             self._told = True
@@ -114,9 +114,9 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
     if name in values:
         return f"{name.removeprefix('val/')} {number(float(values[name]), 4)}"
     mains = {f"val/{task}/{main}": main for task, main in module.evaluation.main_metrics().items()}
-    found = {name: main for name, main in mains.items() if name in values}
-    chosen = next(iter(found.values()), None)
-    names = [name for name, main in found.items() if main == chosen]
+    logged = {name: main for name, main in mains.items() if name in values}
+    chosen = next(iter(logged.values()), None)
+    names = [name for name, main in logged.items() if main == chosen]
     if not names:
         return ""
     of_all = f"mean {chosen} of {len(names)} tasks"

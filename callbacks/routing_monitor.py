@@ -140,8 +140,8 @@ class RoutingMonitor(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
-        own = None if self._sample is None else self._sample.to("cpu").select(torch.tensor([0]))
-        samples = [sample for sample in gather(own) if sample]  # all processes count the FLOPs of the same row
+        sample = None if self._sample is None else self._sample.to("cpu").select(torch.tensor([0]))
+        samples = [sample for sample in gather(sample) if sample]  # all processes count the FLOPs of the same row
         self._sample = samples[0].to(pl_module.device) if samples else None
         values = report.scalars()
         if matrices := list(report.connections.values()):
@@ -151,7 +151,7 @@ class RoutingMonitor(Callback):
                 values |= compare_groups(matrices, _extras(trainer)["task_group"])
         compared = [pair for part in gather(self._compared) for pair in part]
         for name in compared[0][1] if compared else ():
-            values[name] = sum(rows * each[name] for rows, each in compared) / sum(rows for rows, _ in compared)
+            values[name] = sum(rows * result[name] for rows, result in compared) / sum(rows for rows, _ in compared)
         flops, training = self._flops(pl_module, report)
         log_measurements(trainer, pl_module, _measured("test", values | flops))
         pl_module.measured.update(report.parts(self.max_shares))

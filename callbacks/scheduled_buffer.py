@@ -72,8 +72,8 @@ class ScheduledBuffer(Callback):
         for owner, name in self._buffers:
             getattr(owner, name).fill_(value)
         if is_logged(trainer, step):
-            shown = self.target.removeprefix("network.").lstrip("*.").replace("*", "all")
-            pl_module.log(f"train/schedule/{shown}", value, on_step=True, on_epoch=False)
+            label = self.target.removeprefix("network.").lstrip("*.").replace("*", "all")
+            pl_module.log(f"train/schedule/{label}", value, on_step=True, on_epoch=False)
 
     def _matches(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(form, self.target) for form in (name, OF_ONE_GATE.sub("", name)))
