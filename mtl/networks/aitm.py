@@ -26,9 +26,9 @@ class Transfer(nn.Module):
         self.passed = nn.Sequential(nn.Linear(width, width), nn.ReLU())  # g
         self.value, self.key, self.query = (nn.Linear(width, width) for _ in range(3))  # h1, h2, h3
 
-    def forward(self, before: Tensor, own: Tensor) -> Tensor:
+    def forward(self, before: Tensor, current: Tensor) -> Tensor:
         """Map z_(t-1) and q_t, ``[B, H]`` each, to z_t ``[B, H]``."""
-        both = torch.stack([self.passed(before), own], 1)  # [B, 2, H]
+        both = torch.stack([self.passed(before), current], 1)  # [B, 2, H]
         scores = (self.key(both) * self.query(both)).sum(-1, keepdim=True) / both.shape[-1] ** 0.5
         mixed: Tensor = (scores.softmax(1) * self.value(both)).sum(1)
         return mixed
@@ -46,14 +46,16 @@ class AITM(Heads):
         self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
         super().__init__(tasks, input_dim, units, dropout)
-        known = {task.name: task for task in tasks}
-        later = [task for task in tasks if task.after in known]
+        tasks_by_name = {task.name: task for task in tasks}
+        later = [task for task in tasks if task.after in tasks_by_name]
         require(bool(later), "AITM needs a task after another: give one, as data.tasks.purchase.after=click")
-        self.order = sorted((task.name for task in later), key=lambda name: len(chain(known[name], known)))
+        self.order = sorted(
+            (task.name for task in later), key=lambda name: len(chain(tasks_by_name[name], tasks_by_name))
+        )
         self.transfers = nn.ModuleList(Transfer(self.hidden.output_dim) for _ in self.order)
 
     def features(self, x: Tensor, task_ids: Sequence[int]) -> Tensor:
-        """See ``Heads``. A task needs the tasks before it among the ``task_ids`` ones."""
+        """See ``Heads``. A task needs the tasks before it among ``task_ids``."""
         hidden = super().features(x, task_ids).expand(-1, len(task_ids), -1)
         features = dict(zip(task_ids, hidden.unbind(1), strict=True))
         index = {task.name: number for number, task in enumerate(self.tasks)}

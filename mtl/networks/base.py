@@ -76,7 +76,7 @@ def select_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list
     if names is None:
         return list(range(len(tasks)))
     unknown = set(names) - {task.name for task in tasks}
-    there = ", ".join(task.name for task in tasks)
-    require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {there}")
+    available = ", ".join(task.name for task in tasks)
+    require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {available}")
     chosen = set(names)
     return [index for index, task in enumerate(tasks) if task.name in chosen]

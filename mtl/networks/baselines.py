@@ -49,22 +49,24 @@ class Grouped(MultiTaskNetwork):
         heads: Callable[..., Heads],
     ) -> None:
         super().__init__(spec)
-        specs = {task.name: task for task in spec.tasks}
-        groups = [list(specs)] if groups is None else groups
-        fits = sorted(name for group in groups for name in group) == sorted(specs)
-        require(fits, f"groups={[list(group) for group in groups]}: must contain each task once: {', '.join(specs)}")
-        parts = [replace(spec, tasks=[specs[name] for name in group]) for group in groups]
+        tasks_by_name = {task.name: task for task in spec.tasks}
+        groups = [list(tasks_by_name)] if groups is None else groups
+        fits = sorted(name for group in groups for name in group) == sorted(tasks_by_name)
+        require(
+            fits, f"groups={[list(group) for group in groups]}: must contain each task once: {', '.join(tasks_by_name)}"
+        )
+        parts = [replace(spec, tasks=[tasks_by_name[name] for name in group]) for group in groups]
         self.networks = nn.ModuleList(SharedBottom(part, bottom, experts, heads) for part in parts)
         self.groups = [list(group) for group in groups]
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
-        task_ids = [self.tasks[index].name for index in select_tasks(self.tasks, tasks)]
+        names = [self.tasks[index].name for index in select_tasks(self.tasks, tasks)]
         predictions: dict[str, Tensor] = {}
         for network, group in zip(self.networks, self.groups, strict=True):
-            if own := [name for name in group if name in task_ids]:
-                predictions |= network(inputs, own).predictions
-        return NetworkOutput({name: predictions[name] for name in task_ids})
+            if group_names := [name for name in group if name in names]:
+                predictions |= network(inputs, group_names).predictions
+        return NetworkOutput({name: predictions[name] for name in names})
 
 
 class SingleTask(Grouped):

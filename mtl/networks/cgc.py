@@ -34,8 +34,8 @@ class TaskExperts(Experts):
         """Map ``x [B, O, D]``, or ``x [B, ...]`` of all parts, to ``[B, E, H]``."""
         ordered = sorted(subset or [])
         local = [None] * len(self.rows) if subset is None else self._local(ordered)
-        parts = zip(self._each(x, masks), local, strict=True)
-        outputs = torch.cat([part._outputs(own, numbers, drop) for (part, own, drop), numbers in parts], 1)
+        parts = zip(self._with_inputs(x, masks), local, strict=True)
+        outputs = torch.cat([part._outputs(x_part, numbers, drop) for (part, x_part, drop), numbers in parts], 1)
         if subset is None or ordered == list(subset):
             return outputs
         return outputs[:, [ordered.index(expert) for expert in subset]]
@@ -43,8 +43,8 @@ class TaskExperts(Experts):
     def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``. The mixture is the sum of the mixtures of the parts."""
         columns = zip(torch.split(weights, self.counts, -1), torch.split(pairs.nonzero, self.counts, -1), strict=True)
-        parts = zip(self._each(x, masks), columns, strict=True)
-        return sum(part.sparse_mixture(own, w, Assignments(used), drop) for (part, own, drop), (w, used) in parts)
+        parts = zip(self._with_inputs(x, masks), columns, strict=True)
+        return sum(part.sparse_mixture(x_part, w, Assignments(used), drop) for (part, x_part, drop), (w, used) in parts)
 
     @torch.no_grad()
     def subset(self, used: Sequence[int]) -> TaskExperts:
@@ -53,7 +53,7 @@ class TaskExperts(Experts):
         parts = [(part.subset(numbers), row) for part, numbers, row in local if numbers]
         return TaskExperts([part for part, _ in parts], [row for _, row in parts])
 
-    def _each(self, x: Tensor, masks: Masks | None) -> Iterator[tuple[Any, Tensor, Masks | None]]:
+    def _with_inputs(self, x: Tensor, masks: Masks | None) -> Iterator[tuple[Any, Tensor, Masks | None]]:
         """Yield each part with its input and its dropout masks."""
         for part, row, first in zip(self.parts, self.rows, self.first, strict=True):
             yield part, x[:, row] if x.dim() == 3 else x, masks and masks.from_expert(first)
@@ -76,8 +76,8 @@ class SpreadGate(GateWrapper):
     def __init__(self, gate: Gate, num_own: int) -> None:
         num_tasks, num_shared = gate.num_tasks, gate.num_experts - num_own
         super().__init__(gate, num_shared + num_tasks * num_own)
-        own = num_shared + torch.arange(num_tasks * num_own).view(num_tasks, num_own)
-        columns = torch.cat([torch.arange(num_shared).expand(num_tasks, -1), own], 1)  # [T, S + O]
+        task_columns = num_shared + torch.arange(num_tasks * num_own).view(num_tasks, num_own)
+        columns = torch.cat([torch.arange(num_shared).expand(num_tasks, -1), task_columns], 1)  # [T, S + O]
         self.register_buffer("columns", columns, persistent=False)
 
     def change(self, routing: Routing, tasks: list[int] | None) -> Routing:

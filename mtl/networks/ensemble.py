@@ -56,16 +56,18 @@ class Ensemble(MultiTaskNetwork):
         if self.bottom is not None:
             inputs = {**inputs, FEATURES: self.bottom(inputs)}
         outputs: list[NetworkOutput] = [member(inputs, tasks) for member in self.members]
-        specs = {task.name: task for task in self.tasks}
-        each = {name: torch.stack([one.predictions[name] for one in outputs]) for name in outputs[0].predictions}
+        tasks_by_name = {task.name: task for task in self.tasks}
+        stacked = {
+            name: torch.stack([output.predictions[name] for output in outputs]) for name in outputs[0].predictions
+        }
         routings: dict[str, Routing] = {}
         losses: dict[str, Tensor] = {}
         for index, output in enumerate(outputs):
             routings |= {f"members.{index}.{name}": routing for name, routing in output.routings.items()}
             for name, loss in output.losses.items():
                 losses[name] = losses.get(name, 0.0) + loss / len(outputs)
-        means = {name: mean_prediction(specs[name], own) for name, own in each.items()}
-        return NetworkOutput(means, routings, losses, members=each)
+        means = {name: mean_prediction(tasks_by_name[name], members) for name, members in stacked.items()}
+        return NetworkOutput(means, routings, losses, members=stacked)
 
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
         """Return the options of the members' parameters."""

@@ -80,8 +80,8 @@ class FrozenExpertsMoE(MMoE):
         permutation: Callable[..., Permutation] | None = None,
         true_unit: bool = False,
     ) -> None:
-        known, vectors = "expert_weight" in spec.ground_truth, "unit_weight" in spec.ground_truth
-        require(known, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
+        has_experts, vectors = "expert_weight" in spec.ground_truth, "unit_weight" in spec.ground_truth
+        require(has_experts, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
         require(
             vectors or not true_unit, "network.true_unit=true needs data with a logistic unit: data.design=published"
         )

@@ -75,8 +75,10 @@ class Heads(nn.Module):
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return all parameters, each with the indices of the tasks that its rows belong to."""
-        own: dict[nn.Parameter, Sequence[int]] = dict.fromkeys(self.parameters(), range(len(self.tasks)))
-        return own | {p: self.members[int(width)] for width, part in self.output.items() for p in part.parameters()}
+        parameters: dict[nn.Parameter, Sequence[int]] = dict.fromkeys(self.parameters(), range(len(self.tasks)))
+        return parameters | {
+            p: self.members[int(width)] for width, part in self.output.items() for p in part.parameters()
+        }
 
     @torch.no_grad()
     def only(self, task: int) -> Heads:

@@ -57,9 +57,9 @@ class MixtureOfExperts(nn.Module):
         if not isinstance(gate, Gate):
             gate = gate(num_tasks=num_tasks, **sizes, input_dim=width, inputs=inputs)
         self.gate, self.dispatch = permuted(gate, permutation), Dispatch(execution)
-        given = {"num_tasks": num_tasks, "num_experts": num_experts, "input_dim": width}
+        expected = {"num_tasks": num_tasks, "num_experts": num_experts, "input_dim": width}
         built = {"num_tasks": gate.num_tasks, "num_experts": gate.num_experts, "input_dim": gate.input_dim or width}
-        require(built == given, f"a gate with {_listed(built)} does not fit into a mixture with {_listed(given)}")
+        require(built == expected, f"a gate with {_listed(built)} does not fit into a mixture with {_listed(expected)}")
         count = self.experts.num_experts
         require(count == num_experts, f"{count} experts do not fit into a mixture with num_experts={num_experts}")
 

@@ -41,8 +41,8 @@ class SoftClip(nn.Module):
 
 
 def _with_edges(edges: Sequence[Sequence[float]]) -> Tensor:
-    """Return the places ``[C]`` of the numbers with two edges or more, and so with bins."""
-    return torch.tensor([index for index, own in enumerate(edges) if len(own) > 1], dtype=torch.int64)
+    """Return the indices ``[C]`` of the numbers with two edges or more, which have bins."""
+    return torch.tensor([index for index, column_edges in enumerate(edges) if len(column_edges) > 1], dtype=torch.int64)
 
 
 class PiecewiseLinearEmbedding(KeepsBufferPrecision):
@@ -68,20 +68,20 @@ class PiecewiseLinearEmbedding(KeepsBufferPrecision):
     @validated
     def __init__(self, edges: Sequence[Sequence[float]], dim: Count) -> None:
         super().__init__()
-        places = _with_edges(edges)
-        columns: list[int] = places.tolist()
+        indices = _with_edges(edges)
+        columns: list[int] = indices.tolist()
         bins = max((len(edges[column]) - 1 for column in columns), default=1)
         # A column with fewer bins has empty ones at infinity, whose entries are always 0
         lower, width = torch.full((len(columns), bins), math.inf), torch.ones(len(columns), bins)
         for row, column in enumerate(columns):
-            own = torch.tensor(edges[column], dtype=torch.float64)
-            lower[row, : len(own) - 1], width[row, : len(own) - 1] = own[:-1], own.diff()
+            e = torch.tensor(edges[column], dtype=torch.float64)
+            lower[row, : len(e) - 1], width[row, : len(e) - 1] = e[:-1], e.diff()
         self.register_buffer("lower", lower, persistent=False)
         self.register_buffer("width", width, persistent=False)
         # Column of the mark of each number; one without a mark reads a column of zeros that ``forward`` appends
         marks = [column + 1 if column + 1 < len(edges) and not edges[column + 1] else len(edges) for column in columns]
         self.register_buffer("mark", torch.tensor(marks, dtype=torch.int64), persistent=False)
-        self.register_buffer("column", places, persistent=False)
+        self.register_buffer("column", indices, persistent=False)
         self.weight = nn.Parameter(torch.zeros(len(columns), bins, dim))
         self.slope = nn.Parameter(torch.randn(len(columns), dim) / 2)
         self.bias = nn.Parameter(torch.randn(len(columns), dim) / 2)

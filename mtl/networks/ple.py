@@ -81,9 +81,9 @@ class PLE(LeveledNetwork):
         reach the experts and the gates of a task through a shared gate.
         """
         levels: Any = self.levels[-2:]
-        experts, own = levels[-1].experts, self.heads.task_parameters()
+        experts, parameters = levels[-1].experts, self.heads.task_parameters()
         for level in levels:
-            own |= level.gate.task_parameters()
+            parameters |= level.gate.task_parameters()
         parts = zip(experts.rows, experts.parts, strict=True)
-        own |= {p: [row] for row, part in parts if row < len(self.tasks) for p in part.parameters()}
-        return own
+        parameters |= {p: [row] for row, part in parts if row < len(self.tasks) for p in part.parameters()}
+        return parameters

@@ -64,8 +64,8 @@ def from_scratch(config: dict[str, Any], vocab: int) -> Any:
     kind = config.pop("model_type", "bert")
     require(kind in TYPES, f"network.config.model_type={kind!r}: must be one of {', '.join(TYPES)}")
     classes = {"bert": transformers.BertConfig, "electra": transformers.ElectraConfig}
-    known = classes[kind]().to_dict()
-    unknown = sorted(set(config) - set(known))
+    defaults = classes[kind]().to_dict()
+    unknown = sorted(set(config) - set(defaults))
     require(not unknown, f"network.config.{(unknown or [''])[0]}: {kind} has no such option")
     hidden = config.setdefault("hidden_size", 128)
     config.setdefault("num_hidden_layers", 2)

@@ -36,8 +36,8 @@ class ExpertInit:
                 order = scores[layer].argsort(descending=True, stable=True)
             shared = experts.width * 2 // 3 if self.shared is None else self.shared
             neurons = expert_neurons(order.cpu(), experts.num_experts, experts.width, shared)
-        known = set(experts.state_dict())
-        return {name: value for name, value in split_ffn(dense, neurons).items() if name in known}
+        names = set(experts.state_dict())
+        return {name: value for name, value in split_ffn(dense, neurons).items() if name in names}
 
 
 def dense_ffn(layer: Any) -> StackedFFN:

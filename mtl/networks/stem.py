@@ -32,8 +32,8 @@ class StopGradientDispatch(Dispatch):
     def forward(self, experts: Experts, x: Tensor, routing: Routing) -> Tensor:
         """See ``Dispatch``."""
         outputs, weights = experts(x), routing.weights
-        own = weights * (self.trains if routing.tasks is None else self.trains[routing.tasks])
-        return mix(outputs, own) + mix(outputs.detach(), weights - own)
+        trained_weights = weights * (self.trains if routing.tasks is None else self.trains[routing.tasks])
+        return mix(outputs, trained_weights) + mix(outputs.detach(), weights - trained_weights)
 
 
 class STEM(MultiTaskNetwork):
@@ -82,7 +82,7 @@ class STEM(MultiTaskNetwork):
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return the parameters that single tasks train: heads, gates, and a task's experts and bottom."""
         experts: Any = self.mixture.experts
-        own = self.heads.task_parameters() | self.mixture.gate.task_parameters()
+        parameters = self.heads.task_parameters() | self.mixture.gate.task_parameters()
         for task in range(len(self.tasks)):
-            own |= {p: [task] for part in (experts.parts[task], self.bottoms[task]) for p in part.parameters()}
-        return own
+            parameters |= {p: [task] for part in (experts.parts[task], self.bottoms[task]) for p in part.parameters()}
+        return parameters
