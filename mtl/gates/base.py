@@ -99,9 +99,11 @@ class Gate(KeepsBufferPrecision):
     def extra_repr(self) -> str:
         """Return the sizes and the options of the class, as ``print(gate)`` shows them."""
         sizes = {"tasks": self.num_tasks, "experts": self.num_experts}
-        own = {name: vars(self)[name] for name in inspect.signature(type(self)).parameters if name in vars(self)}
-        own = {name: value for name, value in own.items() if name not in ("num_tasks", "num_experts", "input_dim")}
-        return ", ".join(f"{name}={value!r}" for name, value in {**sizes, **own}.items())
+        options = {name: vars(self)[name] for name in inspect.signature(type(self)).parameters if name in vars(self)}
+        options = {
+            name: value for name, value in options.items() if name not in ("num_tasks", "num_experts", "input_dim")
+        }
+        return ", ".join(f"{name}={value!r}" for name, value in {**sizes, **options}.items())
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""

@@ -20,24 +20,24 @@ class Columns:
     """
 
     def __init__(self, names: Sequence[str], inputs: Mapping[str, InputSpec]) -> None:
-        places: dict[str, tuple[str, int, list[int] | None]] = {}  # of a column: input, width, which of its numbers
+        columns: dict[str, tuple[str, int, list[int] | None]] = {}  # of a column: input, width, which of its numbers
         for source, spec in inputs.items():
             if isinstance(spec, Categorical | Bag):
-                places[source] = (source, spec.size, None)
+                columns[source] = (source, spec.size, None)
             elif isinstance(spec, Numeric):
                 chosen = {name: [i for i, other in enumerate(spec.columns) if other == name] for name in spec.columns}
-                places |= {name: (source, len(index), index) for name, index in chosen.items()}
-                places |= {} if chosen else {source: (source, spec.width, None)}
-        unknown = [name for name in names if name not in places]
-        near = suggestion(unknown[0], places) if unknown else ""
+                columns |= {name: (source, len(index), index) for name, index in chosen.items()}
+                columns |= {} if chosen else {source: (source, spec.width, None)}
+        unknown = [name for name in names if name not in columns]
+        near = suggestion(unknown[0], columns) if unknown else ""
         require(
             not unknown,
             f"columns=[{', '.join(names)}]: this data has no {join_names(unknown)} for a gate to see{near or '.'} "
-            f"It has {join_names(places) or 'no such columns'}",
+            f"It has {join_names(columns) or 'no such columns'}",
         )
-        self.parts = [(source, index) for source, _, index in map(places.__getitem__, names)]
+        self.parts = [(source, index) for source, _, index in map(columns.__getitem__, names)]
         self.specs = {source: inputs[source] for source, _ in self.parts}
-        self.width = sum(places[name][1] for name in names)
+        self.width = sum(columns[name][1] for name in names)
 
     def __call__(self, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the columns of the raw ``inputs`` of a batch, ``[B, width]``."""

@@ -40,7 +40,7 @@ class FixedGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)
-        table = self._pattern(pattern, k, seed) if weights is None else self._given([list(row) for row in weights])
+        table = self._pattern(pattern, k, seed) if weights is None else self._checked([list(row) for row in weights])
         self.register_buffer("weights", table / table.sum(-1, keepdim=True))
 
     @classmethod
@@ -50,7 +50,7 @@ class FixedGate(Gate):
         gate.weights = weights
         return gate
 
-    def _given(self, rows: list[list[float]]) -> Tensor:
+    def _checked(self, rows: list[list[float]]) -> Tensor:
         fits = [len(row) for row in rows] == [self.num_experts] * self.num_gates
         require(fits, f"weights={rows}: must have {self.num_gates} rows of {self.num_experts} numbers, tasks x experts")
         table = torch.tensor(rows, dtype=torch.get_default_dtype())

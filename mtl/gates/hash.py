@@ -51,8 +51,8 @@ class HashGate(Gate):
         self.input_name, size = str(input_name), sizes[str(input_name)]
         generator = make_generator(seed)
         counts: Tensor | None = getattr((inputs or {}).get(str(input_name)), "counts", None)
-        known = assignment != "balanced" or counts is not None
-        require(known, f"assignment=balanced: the data module does not count the ids of {input_name!r}")
+        has_counts = assignment != "balanced" or counts is not None
+        require(has_counts, f"assignment=balanced: the data module does not count the ids of {input_name!r}")
         rows = []
         for _ in range(self.num_gates):
             if assignment == "balanced" and counts is not None:
