@@ -51,7 +51,7 @@ def affinities(tables: Sequence[pl.DataFrame], tasks: Sequence[str]) -> np.ndarr
     related tasks, which share features, hurt each other most.
     """
     early = pl.col("step") <= pl.max_horizontal(EARLY * pl.max("step"), pl.min("step"))
-    return 100 * matrix(pl.concat([as_table([]), *(each.filter(early) for each in tables)]), "affinity", tasks)
+    return 100 * matrix(pl.concat([as_table([]), *(table.filter(early) for table in tables)]), "affinity", tasks)
 
 
 def draw(tables: Sequence[pl.DataFrame]) -> Any:
@@ -63,15 +63,15 @@ def draw(tables: Sequence[pl.DataFrame]) -> Any:
 
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     [[norms, cosines], [layers, affinity]] = figure.subplots(2, 2)
-    known = pl.concat(tables).filter(pl.col("value").is_finite())
-    known = known.group_by(*COLUMNS, maintain_order=True).agg(pl.mean("value"))
+    measured = pl.concat(tables).filter(pl.col("value").is_finite())
+    measured = measured.group_by(*COLUMNS, maintain_order=True).agg(pl.mean("value"))
     tasks = tables[0]["task"].unique(maintain_order=True).to_list()
     names = [escape_mathtext(task) for task in tasks]
-    whole = known.filter(layer="all")
+    whole = measured.filter(layer="all")
     _lines(norms, whole.filter(quantity="norm").with_columns(name=pl.col("task")), "norm of the gradient")
     pairs = whole.filter(quantity="cosine").with_columns(name=pl.format("{}, {}", "task", "other"))
     _lines(cosines, pairs, "cosine of two tasks")
-    by_layer = known.filter(pl.col("quantity") == "cosine", pl.col("layer") != "all")
+    by_layer = measured.filter(pl.col("quantity") == "cosine", pl.col("layer") != "all")
     means = by_layer.group_by("step", "layer", maintain_order=True).agg(pl.mean("value")).rename({"layer": "name"})
     _lines(layers, means, "mean cosine, by layer")
     values = affinities(tables, tasks)

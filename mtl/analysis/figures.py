@@ -47,8 +47,8 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
 
 def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str]) -> Figure:
     """Draw the permutation matrices ``[P, E, E]``: the soft ones, and the hard ones that evaluation uses."""
-    shown, size = min(len(hard), _MOST_TASKS), 1.2 + 0.14 * hard.shape[-1]
-    figure, grid = _panels(shown, 2, (size, size), share=True)
+    num_panels, size = min(len(hard), _MOST_TASKS), 1.2 + 0.14 * hard.shape[-1]
+    figure, grid = _panels(num_panels, 2, (size, size), share=True)
     for row, panels in enumerate(grid):
         titles = ("soft (Sinkhorn)", "hardened" if is_hard else "used in evaluation")
         for axes, matrix, title in zip(panels, (soft[row], hard[row]), titles, strict=True):
@@ -84,46 +84,46 @@ def curves(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_si
     Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, all
     others (such as those that no task uses in the end) are grey. See figures C.3 to C.5 of DSelect-k's supplement.
     """
-    shown = min(shares.shape[1], _MOST_TASKS)
-    columns = min(shown, 4)
+    num_panels = min(shares.shape[1], _MOST_TASKS)
+    columns = min(num_panels, 4)
     size = (2.6, 1.6) if columns > 1 else (4.5, 2.4)
-    figure, grid = _panels(math.ceil(shown / columns), columns, size, share=True)
-    for axes in grid.flat[shown:]:
+    figure, grid = _panels(math.ceil(num_panels / columns), columns, size, share=True)
+    for axes in grid.flat[num_panels:]:
         axes.set_visible(False)
-    values = shares[:, :shown].double().numpy()
-    known = [np.flatnonzero(~np.isnan(values[:, task, 0])) for task in range(shown)]  # the batches that have the task
-    final = np.sum([values[index[-1], task] for task, index in enumerate(known) if len(index)], 0)
+    values = shares[:, :num_panels].double().numpy()
+    batches = [np.flatnonzero(~np.isnan(values[:, task, 0])) for task in range(num_panels)]  # that have the task
+    final = np.sum([values[index[-1], task] for task, index in enumerate(batches) if len(index)], 0)
     heaviest = [
         expert for expert in np.argsort(-final, kind="stable")[: len(COLOURS)].tolist() if final[expert] >= _SMALL
     ]
     others = [expert for expert in range(values.shape[2]) if expert not in heaviest]
     looks = [look(rank) for rank in range(len(heaviest))]
-    for task, axes in enumerate(grid.flat[:shown]):
-        at, history = np.asarray(steps)[known[task]], values[known[task], task]  # [n], [n, E]
+    for task, axes in enumerate(grid.flat[:num_panels]):
+        at, history = np.asarray(steps)[batches[task]], values[batches[task], task]  # [n], [n, E]
         _lines(axes, at, history[:, others], [{"color": "0.75", "linestyle": "-"}] * len(others), 0.8)
         _lines(axes, at, history[:, heaviest], looks, 1.4)
         if binary_since:
             axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set_title(tasks[task], fontsize=9)
-    handles = [Line2D([], [], **each, linewidth=1.4) for each in looks]
+    handles = [Line2D([], [], **style, linewidth=1.4) for style in looks]
     title = f"grey: {len(others)} others" if others else None
     labels = [f"expert {expert}" for expert in heaviest]
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
     since = [f"99 % of the selectors binary since step {binary_since} (dotted)"] if binary_since else []
-    more = [] if shown == shares.shape[1] else [f"first {shown} of {shares.shape[1]} tasks"]
+    more = [] if num_panels == shares.shape[1] else [f"first {num_panels} of {shares.shape[1]} tasks"]
     title = f"Weights of the experts in training\n{'; '.join(since + more)}"
     return _over_steps(figure, grid, steps, max(1e-9, float(np.nanmax(values))), "mean weight", title)
 
 
 def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
     """Draw connection probabilities over training, ``[N, T, C]`` for each layer, in one panel per task and layer."""
-    shown = min(len(tasks), _MOST_TASKS)
-    figure, grid = _panels(shown, len(history), (2.6, 1.1), share=True)
+    num_panels = min(len(tasks), _MOST_TASKS)
+    figure, grid = _panels(num_panels, len(history), (2.6, 1.1), share=True)
     for (task, layer), axes in np.ndenumerate(grid):
         values = history[layer][:, task].double().numpy()
         _lines(axes, np.asarray(steps), values, [look(number) for number in range(values.shape[1])], 1.2)
         axes.set_title(f"{tasks[task]}, layer {layer}", fontsize=8)
-    more = "" if shown == len(tasks) else f"; first {shown} of {len(tasks)} tasks"
+    more = "" if num_panels == len(tasks) else f"; first {num_panels} of {len(tasks)} tasks"
     title = f"Connection probabilities in training\none line per component{more}"
     return _over_steps(figure, grid, steps, 1.0, "", title)
 
@@ -151,7 +151,7 @@ def _matrix(axes: Axes, values: Any) -> Any:
 def _lines(axes: Axes, at: Any, values: Any, looks: Sequence[Mapping[str, str]], width: float) -> None:
     """Draw the columns of ``values [N, C]`` over ``at [N]``, each in its ``look``, as one artist."""
     points = [np.column_stack((at, column)) for column in values.T]
-    colours, styles = [each["color"] for each in looks], [each["linestyle"] for each in looks]
+    colours, styles = [style["color"] for style in looks], [style["linestyle"] for style in looks]
     axes.add_collection(LineCollection(points, colors=colours, linestyles=styles, linewidths=width), autolim=False)
 
 

@@ -26,7 +26,7 @@ def forward_flops(
     """
     with _executed_dense(network), FlopCounterMode(display=False) as counter:
         network(_one_row(inputs), tasks)
-    counts = {name.partition(".")[2]: sum(found.values()) for name, found in counter.get_flop_counts().items()}
+    counts = {name.partition(".")[2]: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
     return counts | {"": counter.get_total_flops()}
 
 

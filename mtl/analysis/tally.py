@@ -138,10 +138,10 @@ class History:
 
         ``shares`` gets an empty tensor if there are more than ``limit`` weights.
         """
-        weights = [each.weights.detach() for each in routings]
-        weights = [each if each.dim() == 3 else each[None] for each in weights]  # [B, T, E]
+        weights = [routing.weights.detach() for routing in routings]
+        weights = [weight if weight.dim() == 3 else weight[None] for weight in weights]  # [B, T, E]
         figures = []  # [3] each: binary selectors, unused experts, zero weights
-        for routing, idle in zip(routings, (each <= 0 for each in weights), strict=True):
+        for routing, idle in zip(routings, (weight <= 0 for weight in weights), strict=True):
             binary = math.nan if routing.selectors is None else binary_share(routing.selectors)
             unused, unmixed = (
                 float64_if_supported(idle.all(1).sum(-1)).mean(),
@@ -153,8 +153,8 @@ class History:
         if not math.isnan(binary):
             self.binary_since = (self.binary_since or step) if binary >= NEARLY_ALL else 0
         shares = []  # [T, E] each, NaN for tasks that the batch lacks
-        for routing, each in zip(routings, weights, strict=True):
-            share = each.mean(0).float()
+        for routing, weight in zip(routings, weights, strict=True):
+            share = weight.mean(0).float()
             if routing.tasks is not None:
                 index = torch.tensor(routing.tasks, device=share.device)
                 share = share.new_full((num_tasks, share.shape[1]), torch.nan).index_copy_(0, index, share)
@@ -183,11 +183,11 @@ class Probabilities:
 
     def add(self, step: int, layers: Mapping[str, Any]) -> None:
         """Add the probabilities at ``step`` of the gates of those ``layers`` that draw connections at random."""
-        known = {name: layer.gate for name, layer in layers.items() if isinstance(layer.gate, DrawsConnections)}
-        if not known or (self.steps and step <= self.steps[-1]):
+        gates = {name: layer.gate for name, layer in layers.items() if isinstance(layer.gate, DrawsConnections)}
+        if not gates or (self.steps and step <= self.steps[-1]):
             return
         self.steps.append(step)
-        for name, gate in known.items():
+        for name, gate in gates.items():
             self.values.setdefault(name, []).append(gate.probabilities().detach().cpu().clone())
         if len(self.steps) > MOST_PROBABILITIES:
             kept = _evenly(self.steps, MOST_PROBABILITIES // 2)
