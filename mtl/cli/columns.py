@@ -30,20 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--out", metavar="FOLDER", type=Path, default=Path("my_conf"), help=folder)
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     with one_line_errors():
-        given = parser.parse_args(arguments)
+        args = parser.parse_args(arguments)
         from mtl.checks import require
         from mtl.data_modules.tables.described import suggest_column_options
         from mtl.files.writing import write_text
 
-        name = data_name(given.file)
-        out = given.out / "data" / f"{name}.yaml"
-        require(given.force or not out.exists(), EXISTS.format(out))
+        name = data_name(args.file)
+        out = args.out / "data" / f"{name}.yaml"
+        require(args.force or not out.exists(), EXISTS.format(out))
         with print_logs():
-            content = suggest_column_options(given.file, given.labels, name, given.out)
+            content = suggest_column_options(args.file, args.labels, name, args.out)
         write_text(out, content)
         first = "Once the cell above is dealt with, train" if "\n  # " in content else "Train"
         print(f"\n{out}: these options, to edit. {first} with them:")
-        print(shlex.join([*program(), "--config-dir", str(given.out), f"data={name}"]))
+        print(shlex.join([*program(), "--config-dir", str(args.out), f"data={name}"]))
 
 
 @contextmanager

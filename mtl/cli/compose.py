@@ -26,8 +26,8 @@ def opened(searched: Iterable[str] = ()) -> Iterator[Any]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         running: Any = GlobalHydra.instance().hydra
         path = running.config_loader.get_search_path()
-        for place in searched:
-            path.prepend("command-line", place, SearchPathQuery(provider="schema"))
+        for folder in searched:
+            path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
         running.config_loader.repository.initialize_sources(path)
         yield running
 

@@ -30,10 +30,10 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
     ``data``: its data module; only tables can be predicted and searched without further options.
     """
     files = data.source_files() if data.labelled is not None else {}
-    rows, found = files.get("data.test_path", files.get("data.path")), []
+    rows, command_lines = files.get("data.test_path", files.get("data.path")), []
     if rows is not None and rows.is_file():
-        found.append([*program("predict"), relative_to_cwd(folder), relative_to_cwd(rows)])
-    found.append([*program("report"), relative_to_cwd(folder)])
+        command_lines.append([*program("predict"), relative_to_cwd(folder), relative_to_cwd(rows)])
+    command_lines.append([*program("report"), relative_to_cwd(folder)])
     if "data.path" in files:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
@@ -42,5 +42,5 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
         overrides = [override for override in commands.LINE.overrides if key_of(override) in keys]
         searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
         name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table
-        found.append([*program("tune"), *flags, "study=table", name, searched, *overrides])
-    return [shlex.join(overrides) for overrides in found]
+        command_lines.append([*program("tune"), *flags, "study=table", name, searched, *overrides])
+    return [shlex.join(arguments) for arguments in command_lines]

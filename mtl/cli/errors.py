@@ -39,17 +39,17 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 @contextmanager
-def one_line_errors(own: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
+def one_line_errors(explain_known: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
     """Exit with one message for an error inside this context; with HYDRA_FULL_ERROR=1, raise it.
 
-    ``own`` returns the sentence for the errors that it knows.
+    ``explain_known`` returns the sentence for the errors that it knows.
     """
     try:
         yield
     except SystemExit:
         raise
     except BaseException as error:
-        end(error, own(error))
+        end(error, explain_known(error))
 
 
 def end(error: BaseException, sentence: str | None = None) -> NoReturn:
@@ -78,7 +78,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         if text:
             return f"error: {text}", 1
     return (
-        f"error: {type(error).__name__}: {first_line(error)} ({_place(error)}). This is a mistake in the code. {_FULL}",
+        f"error: {type(error).__name__}: {first_line(error)} ({_line_of(error)}). This is a mistake in the code. "
+        f"{_FULL}",
         1,
     )
 
@@ -105,6 +106,6 @@ def _sentence(error: BaseException) -> str | None:
     return None
 
 
-def _place(error: BaseException) -> str:
+def _line_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "no traceback"

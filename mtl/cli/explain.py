@@ -30,7 +30,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
     ``overrides``: the overrides on the command line, such as ``gate=topk``. The nearest options are looked up by
     composing the configuration that the config groups among ``overrides`` choose.
     """
-    text = next((str(each) for each in causes(error) if str(each)), "")
+    text = next((str(cause) for cause in causes(error) if str(cause)), "")
     if isinstance(error, OverrideParseException):
         return (
             f"{format_value(error.override)}: must be OPTION=VALUE, such as gate=comet; close every bracket and quote, "
@@ -46,7 +46,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
         return f"{format_value(override)}: no such option{_nearest(key, overrides)}"
     if match := re.search(r"Error merging override (.*)", text):  # a section got a single value
         return f"{format_value(match[1])}: has options of its own; set them, as in {key_of(match[1])}.NAME=VALUE"
-    if isinstance(error, HydraException | OmegaConfBaseException) or any(known in text for known in OF_HYDRA):
+    if isinstance(error, HydraException | OmegaConfBaseException) or any(phrase in text for phrase in OF_HYDRA):
         sentence = " ".join(line.strip() for line in text.splitlines() if "object_type=" not in line)
         named = any(key_of(override) in sentence for override in overrides)
         return sentence if named or not overrides else f"{', '.join(map(format_value, overrides))}: {sentence}"

@@ -44,8 +44,8 @@ def print_help(usage: str, file: Path, overrides: Sequence[str] = ()) -> None:
         package = first.removeprefix("# @package ") if first.startswith("# @package ") else package
         prefix = f"{package}." if package not in ("", "_global_") else ""
         for name, value, comment in options(path):
-            shown = value if len(value) <= LONGEST else "..."
-            lines += described(f"{prefix}{name}={shown}", comment)
+            text = value if len(value) <= LONGEST else "..."
+            lines += described(f"{prefix}{name}={text}", comment)
         lines.append("")
     lines += ["Flags:", "", *(FLAGS_OF_TRAIN if file.name == "train.yaml" else ()), *FLAGS]
     print("\n".join(lines))

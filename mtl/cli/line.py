@@ -34,19 +34,19 @@ def read_line(arguments: Sequence[str], name: str = "train") -> CommandLine:
         parser.add_argument("--cfg", choices=("job", "hydra", "all"))
         parser.add_argument("--resolve", action="store_true")
         parser.add_argument("--package")
-    found, overrides = parser.parse_known_args(arguments)
+    parsed, overrides = parser.parse_known_args(arguments)
     unknown = [override for override in overrides if override.startswith("-")]
     if unknown:
         raise InputError(f"{format_value(unknown[0])}: no such flag; mtl {name} --help lists all")
-    for folder in found.config_dir:
+    for folder in parsed.config_dir:
         require("://" in folder or os.path.isdir(folder), f"--config-dir {format_value(folder)}: no such folder")
-    searched = [path if "://" in path else f"file://{os.path.abspath(path)}" for path in found.config_dir]
+    searched = [path if "://" in path else f"file://{os.path.abspath(path)}" for path in parsed.config_dir]
     overrides, paths = remove_list(overrides, "hydra.searchpath")
-    if found.trust:
+    if parsed.trust:
         overrides, trust = remove_list(overrides, "trust")
-        overrides.append(f"trust=[{','.join([*trust, *found.trust])}]")
-    overrides = [CLOUD.sub(lambda found: f"{found[1]}={quote_text(found[2])}", override) for override in overrides]
-    flags = {key: value for key, value in vars(found).items() if key not in ("trust", "config_dir")}
+        overrides.append(f"trust=[{','.join([*trust, *parsed.trust])}]")
+    overrides = [CLOUD.sub(lambda match: f"{match[1]}={quote_text(match[2])}", override) for override in overrides]
+    flags = {key: value for key, value in vars(parsed).items() if key not in ("trust", "config_dir")}
     return CommandLine(arguments=arguments, overrides=overrides, searched=[*searched, *paths], **flags)
 
 

@@ -50,14 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {name}: no such command{suggestion(name, COMMANDS) or ';'} mtl --help lists all")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
-    given = arguments[1:]
+    rest = arguments[1:]
     if name == "evaluate":
         from mtl.cli.line import name_files
 
-        given = name_files(given)
-        if not (QUICK & set(given) or any(argument.startswith("evaluate=") for argument in given)):
+        rest = name_files(rest)
+        if not (QUICK & set(rest) or any(argument.startswith("evaluate=") for argument in rest)):
             sys.exit("error: give a run, as in mtl evaluate outputs/DATE/RUN")
-    if (given or name == "train") and not QUICK & set(given) and sys.stderr.isatty():
+    if (rest or name == "train") and not QUICK & set(rest) and sys.stderr.isatty():
         sys.stderr.write("loading PyTorch: some seconds\n")  # the first line of most commands comes after that
     module = importlib.import_module(COMMANDS[name][0])
-    getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(given)
+    getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(rest)

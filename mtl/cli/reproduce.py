@@ -28,20 +28,20 @@ OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
 
 def configuration(overrides: Sequence[str]) -> tuple[str, DictConfig, list[str], list[str]]:
     """Return the name of the table, the composed ``conf/reproduce.yaml``, the overrides of the runs, and its own."""
-    known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
+    tables = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
     names = [override for override in overrides if "=" not in override]
-    if len(names) != 1 or names[0] not in known:
-        given = f"{' '.join(names)}: " if names else ""
-        raise InputError(f"{given}give one of {', '.join(known)}, as in {known[0]} scale=laptop")
-    own, others = split_overrides([override for override in overrides if "=" in override], OWN)
+    if len(names) != 1 or names[0] not in tables:
+        prefix = f"{' '.join(names)}: " if names else ""
+        raise InputError(f"{prefix}give one of {', '.join(tables)}, as in {tables[0]} scale=laptop")
+    command_overrides, others = split_overrides([override for override in overrides if "=" in override], OWN)
     only = [
-        override.partition("=")[2] for override in own if key_of(override) == "only"
+        override.partition("=")[2] for override in command_overrides if key_of(override) == "only"
     ]  # Hydra would read its comma as a sweep
     cfg = hydra.compose(
-        "reproduce", [f"paper={names[0]}", *(override for override in own if key_of(override) != "only")]
+        "reproduce", [f"paper={names[0]}", *(override for override in command_overrides if key_of(override) != "only")]
     )
     cfg.only = only[-1] if only else None
-    return names[0], cfg, others, own
+    return names[0], cfg, others, command_overrides
 
 
 def listed() -> Iterator[str]:
@@ -67,7 +67,7 @@ def run(overrides: Sequence[str]) -> None:
         for line in listed():
             print(line, flush=True)
         return
-    name, cfg, others, own = configuration(overrides)
+    name, cfg, others, command_overrides = configuration(overrides)
     if not cfg.judge:
         paper = read(cfg, name, others)
         for pair in paper.pairs()[:1]:
@@ -76,7 +76,7 @@ def run(overrides: Sequence[str]) -> None:
             prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without
 
-    reproduce(cfg, name, others, first_run, PROGRAM, own)
+    reproduce(cfg, name, others, first_run, PROGRAM, command_overrides)
 
 
 main = partial(start, "reproduce.yaml", __doc__ or "", run)

@@ -23,8 +23,8 @@ OWN = own_options("share.yaml")
 
 def run(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose and check the runs, do those that are missing, write the page, and return the content of share.json."""
-    own, others = split_overrides(overrides, OWN)
-    cfg = hydra.compose("share", own)
+    share_overrides, others = split_overrides(overrides, OWN)
+    cfg = hydra.compose("share", share_overrides)
     check_names(others)
     if not cfg.show:
         prepare()

@@ -31,15 +31,15 @@ def own_options(file: str, *others: str) -> list[str]:
     return [str(name) for name in OmegaConf.load(CONF / file) if name not in ("defaults", *others)]
 
 
-def split_overrides(overrides: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the overrides that set the options ``own``, and those for runs. The last one of an option counts."""
-    given = {
+def split_overrides(overrides: Sequence[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that set ``options``, and those for runs. The last one of an option counts."""
+    overrides_by_key = {
         ("~" if override.startswith("~") else "") + key_of(override): override for override in overrides
     }  # ~x and +x=1 are two
-    for key in FOLDERS & given.keys():
-        raise InputError(f"{given[key]}: each run has a folder of its own; leave this option out")
-    ours = [override for key, override in given.items() if key.split(".")[0] in own or key == BOTH]
-    return ours, [override for key, override in given.items() if key == BOTH or override not in ours]
+    for key in FOLDERS & overrides_by_key.keys():
+        raise InputError(f"{overrides_by_key[key]}: each run has a folder of its own; leave this option out")
+    ours = [override for key, override in overrides_by_key.items() if key.split(".")[0] in options or key == BOTH]
+    return ours, [override for key, override in overrides_by_key.items() if key == BOTH or override not in ours]
 
 
 @contextmanager

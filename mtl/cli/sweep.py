@@ -31,7 +31,7 @@ class SweepTable(Callback):
     began = 0.0
 
     def __init__(self) -> None:
-        self.said = set[str]()
+        self.messages = set[str]()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self.began = time.monotonic()
@@ -61,8 +61,8 @@ class SweepTable(Callback):
     def _is_new(self, record: logging.LogRecord) -> bool:
         """Say whether no earlier job has said the same: what the columns are taken for, say, is shown once."""
         text = record.getMessage()
-        is_new = text not in self.said or record.levelno >= logging.ERROR
-        self.said.add(text)
+        is_new = text not in self.messages or record.levelno >= logging.ERROR
+        self.messages.add(text)
         return is_new
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:

@@ -62,8 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         if not line.multirun:
             source = read_start(line.overrides)
-        elif own := [override for override in line.overrides if key_of(override) == "paths.run_dir"]:
-            sys.exit(f"error: {own[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all")
+        elif folders := [override for override in line.overrides if key_of(override) == "paths.run_dir"]:
+            sys.exit(
+                f"error: {folders[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all"
+            )
         overrides, job = [*source.overrides, *line.overrides], partial(task, line, source)
         with opened(line.searched) as hydra:
             if line.cfg:
@@ -75,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 hydra.run("train", job, overrides)
 
 
-def read_start(given: Sequence[str]) -> Source:
-    """Read the checkpoint that the overrides ``given`` start from, and those of its run that Hydra needs as well."""
-    named = {key: override for override in given if (key := key_of(override)) in ("ckpt", "evaluate")}
+def read_start(overrides: Sequence[str]) -> Source:
+    """Read the checkpoint that ``overrides`` start from, and the overrides of its run that Hydra needs as well."""
+    named = {key: override for override in overrides if (key := key_of(override)) in ("ckpt", "evaluate")}
     if len(named) != 1:
         return Source()
     [(option, override)] = named.items()
@@ -98,7 +100,7 @@ def read_start(given: Sequence[str]) -> Source:
     python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
     require(not in_memory, f"{override}: this run has its rows from Python; {python}")
     use_installed_data(checkpoint, installed_data())
-    return Source(checkpoint, group_overrides(checkpoint, given))
+    return Source(checkpoint, group_overrides(checkpoint, overrides))
 
 
 def task(line: CommandLine, source: Source, cfg: DictConfig) -> float | None:
@@ -156,11 +158,11 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: CommandLine, source: Source) ->
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": overrides, "choices": choices, "seed": seed})
-        each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
-        why_one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
+        advice = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
+        why_one_process = advice if hydra_cfg.mode == RunMode.MULTIRUN else ""
         keys = set(map(key_of, overrides))
-        given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
-        require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
+        starts = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
+        require(len(starts) < 2, f"{' and '.join(starts)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
             check(cfg, overrides)
             return run(recorded(cfg, hydra_cfg, overrides), why_one_process=why_one_process)
