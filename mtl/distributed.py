@@ -34,10 +34,10 @@ def warn_if_waiting(ranks: Sequence[int], processes: int, silent: bool = False, 
 
     def say() -> None:
         if not dist.is_initialized() and not silent:
-            here = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+            local_ranks = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
             print(
-                f"still waiting for some of the {processes} processes of this run: this machine has {here}; start the "
-                f"same command on the machines of the others",
+                f"still waiting for some of the {processes} processes of this run: this machine has {local_ranks}; "
+                f"start the same command on the machines of the others",
                 file=sys.stderr,
                 flush=True,
             )
@@ -110,7 +110,7 @@ def gather_rows(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     everyone = gather({name: (tuple(value.shape), value.dtype) for name, value in columns.items() if len(value)})
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     rows = {}
-    for name, (shape, dtype) in {name: known for part in everyone for name, known in part.items()}.items():
+    for name, (shape, dtype) in {name: layout for part in everyone for name, layout in part.items()}.items():
         counts = [part[name][0][0] if name in part else 0 for part in everyone]
         if dist.get_rank():
             if len(columns.get(name, ())):
@@ -195,8 +195,8 @@ def local_shard(value: Any, like: Any) -> Any:
 
     pieces, mesh = value if isinstance(value, RowShards) else RowShards([value]), like.device_mesh
     size = -(-len(like) // mesh.size())
-    own = pieces.rows(mesh.get_local_rank() * size, (mesh.get_local_rank() + 1) * size).to(like.device)
-    return DTensor.from_local(own, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    rows = pieces.rows(mesh.get_local_rank() * size, (mesh.get_local_rank() + 1) * size).to(like.device)
+    return DTensor.from_local(rows, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 class _AllReduce(torch.autograd.Function):

@@ -45,14 +45,14 @@ def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> di
     ``conditional(task)`` the probability given the task before it.
     """
     values = {name: in_units(tasks[name], output) for name, output in outputs.items()}
-    found: dict[str, Tensor] = {}
+    postprocessed: dict[str, Tensor] = {}
     for name, value in values.items():
         if tasks[name].after is None:
-            found[name] = value
+            postprocessed[name] = value
         else:
-            steps = [values[one.name] for one in chain(tasks[name], tasks)]
-            found |= {name: torch.stack(steps).prod(0), conditional(tasks[name]): value}
-    return found
+            steps = [values[earlier.name] for earlier in chain(tasks[name], tasks)]
+            postprocessed |= {name: torch.stack(steps).prod(0), conditional(tasks[name]): value}
+    return postprocessed
 
 
 def outermost(task: TaskSpec, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,16 +84,18 @@ def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict
     ``members``: ``NetworkOutput.members``. Of a multiclass task, it is that of the probability of the class with the
     largest mean, and of quantiles, of the one nearest to the median.
     """
-    each = [readable(tasks, dict(zip(members, own, strict=True))) for own in zip(*members.values(), strict=True)]
-    found = {}
+    outputs = [
+        readable(tasks, dict(zip(members, tensors, strict=True))) for tensors in zip(*members.values(), strict=True)
+    ]
+    spreads = {}
     for name in members:
-        values, task = torch.stack([one[name] for one in each]), tasks[name]  # [K, B] or [K, B, outputs]
+        values, task = torch.stack([output[name] for output in outputs]), tasks[name]  # [K, B] or [K, B, outputs]
         if values.dim() == 3 and task.kind == "multiclass":
             values = values.gather(2, values.mean(0).argmax(-1).expand(len(values), -1)[..., None]).squeeze(2)
         elif values.dim() == 3:
             values = values[..., task.middle]
-        found[name] = values.std(0)
-    return found
+        spreads[name] = values.std(0)
+    return spreads
 
 
 def conditional(task: TaskSpec) -> str:
@@ -132,11 +134,11 @@ def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
         )
     names = pl.Series(class_names(task))
     best = (values > 0.5).long() if task.kind == "binary" else values.argmax(-1)
-    found = {f"{task.name}_class": names[best.numpy()] if len(best) else names.clear()}
+    class_column = {f"{task.name}_class": names[best.numpy()] if len(best) else names.clear()}
     if task.kind == "binary":
-        return found | {f"{task.name}_probability": pl.Series(numbers)}
+        return class_column | {f"{task.name}_probability": pl.Series(numbers)}
     probabilities = {f"{task.name}_probability_{name}": pl.Series(numbers[:, i]) for i, name in enumerate(names)}
-    return found | probabilities
+    return class_column | probabilities
 
 
 def quantile_columns(task: TaskSpec) -> list[str]:

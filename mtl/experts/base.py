@@ -66,8 +66,8 @@ class Experts(nn.Module, ABC):
         """Return ``mixture`` by ``weights [B, T, E]``, computing only the (sample, expert) ``pairs`` in use."""
         parts = []
         for expert, rows in enumerate(pairs.samples()):  # an expert without samples runs on 0 rows, for a gradient of 0
-            own = None if masks is None else masks.of_rows(rows)
-            parts.append(self._outputs(x.index_select(0, rows), [expert], own).squeeze(1))
+            expert_masks = None if masks is None else masks.of_rows(rows)
+            parts.append(self._outputs(x.index_select(0, rows), [expert], expert_masks).squeeze(1))
         return mix_assigned(torch.cat(parts), weights, pairs)
 
     @torch.no_grad()

@@ -79,4 +79,4 @@ class Dispatch(nn.Module):
 
 def used_share(*weights: Tensor) -> float:
     """Return the share of (sample, expert) pairs for which some task's weight in ``weights [..., T, E]`` is not 0."""
-    return float(torch.cat([(each != 0).any(-2).flatten() for each in weights]).float().mean())
+    return float(torch.cat([(weight != 0).any(-2).flatten() for weight in weights]).float().mean())

@@ -61,8 +61,8 @@ def aligned(values: Sequence[tuple[float | None, float | None]]) -> list[str]:
     form, texts = f",.{min(max(-last, 0), MOST_DECIMALS)}f", []
     for mean, error in values:
         error_text = "" if error is None else f"{error:{form}}"
-        shown = f" ± {error_text}" if error_text.strip("0.") else ""
-        texts.append("-" if mean is None else f"{mean:{form}}{shown}")
+        error_part = f" ± {error_text}" if error_text.strip("0.") else ""
+        texts.append("-" if mean is None else f"{mean:{form}}{error_part}")
     return texts
 
 

@@ -13,7 +13,7 @@ OWN = r"(?:\?{3}|_(?:target|partial|recursive|convert|args)_)"  # texts with a m
 
 def escape_control(text: str) -> str:
     """Return ``text`` in one line for a console or page, with control characters as Python writes them: ``\\x1b``."""
-    return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else ascii(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: " " if match[0] in "\t\n\r" else ascii(match[0])[1:-1], text)
 
 
 def markdown(text: str) -> str:

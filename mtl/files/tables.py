@@ -52,12 +52,14 @@ class Table:
         """Return a table of at most ``width`` characters: rows as columns if all fit only so, else fewer columns."""
         names, *columns = zip(self.header, *self.rows, strict=True)
         turned = replace(self, header=[f"{names[0]} →", *names[1:]], rows=columns)
-        for each in (self, turned):
-            if each._ends()[-1] <= width:
-                return each
-        shown = max(2, sum(end <= width for end in self._ends()))
-        notes = [*self.notes, *(f"Not shown here: {', '.join(left)}." for left in [self.header[shown:]] if left)]
-        return replace(self, header=self.header[:shown], rows=[row[:shown] for row in self.rows], notes=notes)
+        for candidate in (self, turned):
+            if candidate._ends()[-1] <= width:
+                return candidate
+        num_columns = max(2, sum(end <= width for end in self._ends()))
+        notes = [*self.notes, *(f"Not shown here: {', '.join(left)}." for left in [self.header[num_columns:]] if left)]
+        return replace(
+            self, header=self.header[:num_columns], rows=[row[:num_columns] for row in self.rows], notes=notes
+        )
 
     def _ends(self) -> list[int]:
         """Return how far each column reaches, if long names in the first one take several lines."""
@@ -66,15 +68,15 @@ class Table:
 
     def __rich__(self) -> table.Table:
         """Return the table, without its notes, as ``rich`` prints it."""
-        shown = table.Table(
+        rich_table = table.Table(
             title=self.title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
         )
         for name, numeric, width in zip(self.header, self.numeric, self.widths, strict=True):
             style: dict[str, Any] = {"justify": "right", "width": width} if numeric and width else {}
-            shown.add_column(Text(escape_control(name)), overflow="fold", **style)
+            rich_table.add_column(Text(escape_control(name)), overflow="fold", **style)
         for row in self.rows:
-            shown.add_row(*(Text(escape_control(cell), "bold" if isinstance(cell, Bold) else "") for cell in row))
-        return shown
+            rich_table.add_row(*(Text(escape_control(cell), "bold" if isinstance(cell, Bold) else "") for cell in row))
+        return rich_table
 
     def markdown(self) -> str:
         """Return the table in Markdown, below its title and above its notes."""
@@ -105,8 +107,8 @@ def bullets(notes: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    shown = markdown(text).replace("|", "\\|")
-    return f"**{shown}**" if isinstance(text, Bold) else shown
+    cell = markdown(text).replace("|", "\\|")
+    return f"**{cell}**" if isinstance(text, Bold) else cell
 
 
 def _latex_cell(text: str) -> str:

@@ -94,8 +94,8 @@ def refusal(error: Exception, folder: Path) -> int | None:
     for cause in chain:
         if isinstance(cause, OSError) and cause.errno:
             return cause.errno
-        if found := re.search(r"\(os error (\d+)\)", str(cause)):  # of libraries in Rust
-            return int(found[1])
+        if match := re.search(r"\(os error (\d+)\)", str(cause)):  # of libraries in Rust
+            return int(match[1])
     try:  # some errors do not say it: see whether the disk takes more
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))

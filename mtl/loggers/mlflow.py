@@ -74,8 +74,8 @@ class MLflowLog(RunLogger, MLFlowLogger):
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]  # Lightning's takes a Namespace too
         """Write the options of the run; those that a resumed run changes stay, since MLflow refuses to change them."""
         options = {_name(name): str(value)[:LONGEST] for name, value in flatten(dict(params)).items()}
-        known = self.experiment.get_run(self.run_id).data.params
-        super().log_hyperparams({name: value for name, value in options.items() if name not in known})
+        logged = self.experiment.get_run(self.run_id).data.params
+        super().log_hyperparams({name: value for name, value in options.items() if name not in logged})
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

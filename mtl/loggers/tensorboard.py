@@ -23,9 +23,9 @@ CHOICES = ("data", "network", "gate", "weighting")
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that TensorBoard compares: the main choices, the seed and those that were given."""
     choices, values = config.get("choices") or {}, flatten(config)
-    given = [override.lstrip("+~").partition("=") for override in config.get("overrides") or ()]
+    pairs = [override.lstrip("+~").partition("=") for override in config.get("overrides") or ()]
     options = {name: choices.get(name) for name in CHOICES} | {"seed": values.get("seed")}
-    options |= {name: values.get(name, text) for name, _, text in given if name not in options}
+    options |= {name: values.get(name, text) for name, _, text in pairs if name not in options}
     return {name: value if isinstance(value, int | float) else str(value) for name, value in options.items()}
 
 
@@ -48,18 +48,18 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         super().log_metrics(curves, step)
         if self.config is not None and "test/loss" in metrics:
             tasks = {name: float(value) for name, value in metrics.items() if name.count("/") == 2}
-            found = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MOST else {})
-            for summary in hparams(compared(self.config), found):
+            test_metrics = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MOST else {})
+            for summary in hparams(compared(self.config), test_metrics):
                 self.experiment.file_writer.add_summary(summary)
-            super().log_metrics(found, step)
+            super().log_metrics(test_metrics, step)
 
     @rank_zero_only
     def log_picture(self, name: str, file: Path, step: int) -> None:
         """Show the PNG ``file`` as it is."""
         with Image.open(file) as image:
             width, height, channels = *image.size, len(image.getbands())
-        shown = Summary.Image(encoded_image_string=file.read_bytes(), width=width, height=height, colorspace=channels)
-        self.experiment.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=shown)]), step)
+        encoded = Summary.Image(encoded_image_string=file.read_bytes(), width=width, height=height, colorspace=channels)
+        self.experiment.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=encoded)]), step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]  # Lightning's takes a Namespace too

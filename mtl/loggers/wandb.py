@@ -63,5 +63,5 @@ def earlier_id(save_dir: Path) -> str | None:
 
     Folders are named ``run-<time>-<id>`` and ``offline-run-<time>-<id>``.
     """
-    found = [path.name.removeprefix("offline-") for path in (save_dir / "wandb").glob("*run-*-*") if path.is_dir()]
-    return max(found).split("-", 2)[2] if found else None
+    names = [path.name.removeprefix("offline-") for path in (save_dir / "wandb").glob("*run-*-*") if path.is_dir()]
+    return max(names).split("-", 2)[2] if names else None

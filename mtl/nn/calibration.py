@@ -35,7 +35,9 @@ class Calibration:
         x = at_least_float32(logits)
         if not self.knots:
             return x * self.scale + self.shift
-        start, value = (torch.tensor(each, dtype=x.dtype, device=x.device) for each in zip(*self.knots, strict=True))
+        start, value = (
+            torch.tensor(numbers, dtype=x.dtype, device=x.device) for numbers in zip(*self.knots, strict=True)
+        )
         width = start.diff()
         inside = x.clamp(start[0], start[-1])
         parts = torch.minimum((inside[..., None] - start[:-1]).clamp(min=0), width)  # of each piece, left of x
