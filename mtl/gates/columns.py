@@ -15,8 +15,9 @@ from mtl.types import Bag, Categorical, InputSpec, Numeric
 class Columns:
     """Turn the columns ``names`` of the raw inputs into one vector per row, ``[B, width]``.
 
-    An id becomes one-hot, so that a gate has a row of weights for each scenario; a list the share that each element has
-    of it; numbers stay as they are. ``inputs`` describes the raw inputs. Raises InputError for unknown names.
+    An id becomes one-hot, so that a gate has a row of weights for each scenario. A list becomes the fraction that each
+    element has of it, and numbers stay as they are. ``inputs`` describes the raw inputs. Raises InputError for
+    unknown names.
     """
 
     def __init__(self, names: Sequence[str], inputs: Mapping[str, InputSpec]) -> None:

@@ -1,6 +1,6 @@
 """Write the report on a table or figure of a publication: verdicts, and our numbers beside the published ones.
 
-All of it follows from the CSV file of the runs and the definition, but pictures and searches, which stay as they are.
+All but pictures and searches, which stay as they are, follows from the CSV file of the runs and the definition.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def write(
 
 
 def redraw_page(paper: Paper, page: Path) -> None:
-    """Write ``page``, made by ``write``, anew, as the runs in the CSV file beside it tell. Raises InputError."""
+    """Write ``page``, which ``write`` made, again from the runs in the CSV file beside it. Raises InputError."""
     file = page.with_suffix(".csv")
     require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")
     kept, stored = dict[str, Section](), dict[str, Judgement]()

@@ -102,7 +102,7 @@ class ComparisonTable:
         return gains
 
     def outcome(self, name: str) -> Outcome:
-        """Return what the gain tells; the runs that have a value, where others have none, are no random ones."""
+        """Return what the gain tells: nothing if some runs have no value, since the others are no random sample."""
         gain = self.gains.get(name)
         return gain.outcome() if gain and not gain.undefined else Outcome.OPEN
 

@@ -228,9 +228,9 @@ def with_delta(
     """Add the column ``SPLIT/delta_m`` if there is a finished single-task run; null for data without one.
 
     ``split``: "test" or "val". ``data``, ``single``: of each row, the name of its data and whether its network is
-    single_task. If several settings are single_task, runs are compared with the first: each with its pair if all have
-    one, else all, also those of single_task, with the mean. So the spread of single_task is in its own values where it
-    is not in the others'.
+    single_task. If several settings are single_task, runs are compared with the first. If it has a pair for every run,
+    each run is compared with its pair, and the values include the spread of both. Otherwise all runs, those of
+    single_task too, are compared with its mean, and its spread appears in its own values.
     """
     directions = {f"{split}/{task}/{metric}": higher_is_better(metric) for task, metric in main.items()}
     columns = {name: up for name, up in directions.items() if name in table.columns and up is not None}
