@@ -104,8 +104,8 @@ def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | No
 
 
 def _stop(trainer: Trainer, what: str, culprits: list[str]) -> None:
-    where = f" in {'; '.join(culprits[:4])}" if culprits else "; all weights are finite"
+    location = f" in {'; '.join(culprits[:4])}" if culprits else "; all weights are finite"
     raise InputError(
-        f"step {trainer.global_step}: {what}{where}. The last checkpoint was saved before that. Try a lower "
+        f"step {trainer.global_step}: {what}{location}. The last checkpoint was saved before that. Try a lower "
         "optimizer.lr or trainer.gradient_clip_val=1, and check the data for extreme values"
     )

@@ -32,18 +32,21 @@ class Linked(Protocol):
 L = TypeVar("L", bound=Linked)
 
 
-def check_chains(tasks: Sequence[Linked], where: str) -> None:
-    """Raise InputError unless each task is after none or a binary task, without circles; ``where`` begins messages."""
-    known = {task.name: task for task in tasks}
+def check_chains(tasks: Sequence[Linked], prefix: str) -> None:
+    """Raise InputError unless each task is after none or a binary task, without circles; ``prefix`` begins messages."""
+    tasks_by_name = {task.name: task for task in tasks}
     for task in tasks:
-        here, seen = f"{where}{task.name}: after={task.after}", [task.name]
+        location, seen = f"{prefix}{task.name}: after={task.after}", [task.name]
         while task.after is not None:
-            require(task.kind == "binary", f"{here}: only binary tasks form chains, and {task.name} is {task.kind}")
-            require(task.after in known, f"{here}: there is no task {task.after}; the tasks are {', '.join(known)}")
-            require(task.after not in seen, f"{here}: {' after '.join([*seen, task.after])} is a circle")
+            require(task.kind == "binary", f"{location}: only binary tasks form chains, and {task.name} is {task.kind}")
+            require(
+                task.after in tasks_by_name,
+                f"{location}: there is no task {task.after}; the tasks are {', '.join(tasks_by_name)}",
+            )
+            require(task.after not in seen, f"{location}: {' after '.join([*seen, task.after])} is a circle")
             seen.append(task.after)
-            task = known[task.after]
-        require(len(seen) == 1 or task.kind == "binary", f"{here}: {task.name} is not binary but {task.kind}")
+            task = tasks_by_name[task.after]
+        require(len(seen) == 1 or task.kind == "binary", f"{location}: {task.name} is not binary but {task.kind}")
 
 
 def chain(task: L, tasks: Mapping[str, L]) -> list[L]:
@@ -51,10 +54,10 @@ def chain(task: L, tasks: Mapping[str, L]) -> list[L]:
     return [task] if task.after is None else [*chain(tasks[task.after], tasks), task]
 
 
-def with_earlier(tasks: Iterable[TaskSpec], known: Mapping[str, TaskSpec]) -> list[TaskSpec]:
-    """Return ``tasks`` and those that come before them, in the order of ``known``."""
-    wanted = {one.name for task in tasks for one in chain(task, known)}
-    return [task for task in known.values() if task.name in wanted]
+def with_earlier(tasks: Iterable[TaskSpec], tasks_by_name: Mapping[str, TaskSpec]) -> list[TaskSpec]:
+    """Return ``tasks`` and those that come before them, in the order of ``tasks_by_name``."""
+    wanted = {earlier.name for task in tasks for earlier in chain(task, tasks_by_name)}
+    return [task for task in tasks_by_name.values() if task.name in wanted]
 
 
 def joint_logits(tasks: Mapping[str, TaskSpec], predictions: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -64,14 +67,14 @@ def joint_logits(tasks: Mapping[str, TaskSpec], predictions: Mapping[str, Tensor
     would do, but its gradient divides 0 by 0 as P approaches 1. Instead, 1 - P = (1 - P(before)) + P(before) (1 - p_t)
     is a sum of terms that are not negative: its logaddexp loses no digits, and values and gradients are finite.
     """
-    found = dict(predictions)
+    logits_of = dict(predictions)
     for name in predictions:
         if tasks[name].after is not None:
-            logits = [predictions[one.name] for one in chain(tasks[name], tasks)]
+            logits = [predictions[earlier.name] for earlier in chain(tasks[name], tasks)]
             first, *rest = [logit.float() if logit.itemsize < 4 else logit for logit in logits]
             log_p, log_rest = F.logsigmoid(first), F.logsigmoid(-first)
             for logit in rest:
                 log_rest = torch.logaddexp(log_rest, log_p + F.logsigmoid(-logit))
                 log_p = log_p + F.logsigmoid(logit)
-            found[name] = log_p - log_rest
-    return found
+            logits_of[name] = log_p - log_rest
+    return logits_of

@@ -45,18 +45,18 @@ class Objective:
         """The index of the quantile nearest to the median, which metrics of one prediction, such as mse, compare."""
         return min(range(len(self.quantiles)), key=lambda index: abs(self.quantiles[index] - 0.5))
 
-    def check(self, here: str, kind: str) -> None:
-        """Raise InputError, which begins with ``here``, if options conflict or do not suit ``kind``."""
-        kinds = [one for one, losses in LOSSES.items() if self.loss in losses]
+    def check(self, location: str, kind: str) -> None:
+        """Raise InputError, which begins with ``location``, if options conflict or do not suit ``kind``."""
+        kinds = [name for name, losses in LOSSES.items() if self.loss in losses]
         fits = self.loss is None or kind in kinds
-        require(fits, f"{here}: loss={self.loss} is for kind={' and '.join(kinds) or 'no task'}, not {kind}")
-        require(bool(self.quantiles) == (self.loss == "quantile"), f"{here}: loss=quantile needs quantiles")
+        require(fits, f"{location}: loss={self.loss} is for kind={' and '.join(kinds) or 'no task'}, not {kind}")
+        require(bool(self.quantiles) == (self.loss == "quantile"), f"{location}: loss=quantile needs quantiles")
         fits = list(self.quantiles) == sorted({*self.quantiles}) and all(0 < level < 1 for level in self.quantiles)
-        require(fits, f"{here}: quantiles={list(self.quantiles)}: must ascend between 0 and 1")
+        require(fits, f"{location}: quantiles={list(self.quantiles)}: must ascend between 0 and 1")
         fits = self.transform is None or kind == "regression"
-        require(fits, f"{here}: transform={self.transform} is for kind=regression, not {kind}")
-        twice = f"{here}: transform=log with loss=poisson: this loss predicts the logarithm already"
+        require(fits, f"{location}: transform={self.transform} is for kind=regression, not {kind}")
+        twice = f"{location}: transform=log with loss=poisson: this loss predicts the logarithm already"
         require(self.transform is None or self.loss != "poisson", twice)
         fits = self.smoothing == 0 or (kind in ("binary", "multiclass") and self.loss is None)
-        smoothed = f"{here}: smoothing={self.smoothing} is for the usual loss of classes"
+        smoothed = f"{location}: smoothing={self.smoothing} is for the usual loss of classes"
         require(fits, f"{smoothed}, not for {self.loss or kind}")

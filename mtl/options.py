@@ -112,9 +112,9 @@ def adapter(annotation: Any) -> TypeAdapter[Any] | None:
     if annotation is Any:
         return None
     # These have a configuration of their own
-    own = is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
+    has_config = is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
     try:
-        return TypeAdapter(annotation, config=None if own else CONFIG)
+        return TypeAdapter(annotation, config=None if has_config else CONFIG)
     except Exception:  # a foreign annotation may be anything
         return None
 
@@ -128,40 +128,44 @@ def fits(annotation: Any, value: Any) -> bool:
         return False
 
 
-def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -> list[str]:
-    """Return a sentence for each wrong entry of ``value``, the value of option ``where``, from pydantic's messages.
+def sentences(error: ValidationError, annotation: Any, location: str, value: Any) -> list[str]:
+    """Return a sentence for each wrong entry of ``value``, the value of option ``location``, from pydantic's messages.
 
     For a union, only the most deeply nested errors are reported. ``UnbuiltObject`` objects are not checked.
     """
-    found: dict[tuple[Any, ...], list[str]] = {}
+    texts_by_path: dict[tuple[Any, ...], list[str]] = {}
     for problem in error.errors(include_url=False, include_context=False):
         if _holds_described(problem["input"]):
             continue
-        place, here, name = list[Any](), value, where
+        path, entry, name = list[Any](), value, location
         for key in problem["loc"]:  # has the entries, and names of the members of unions
-            if isinstance(here, Mapping) and key in here:
-                name, here = f"{name}.{key}" if name else str(key), here[key]
-            elif isinstance(here, list | tuple) and isinstance(key, int) and key < len(here):
-                name, here = f"{name}[{key}]", here[key]
+            if isinstance(entry, Mapping) and key in entry:
+                name, entry = f"{name}.{key}" if name else str(key), entry[key]
+            elif isinstance(entry, list | tuple) and isinstance(key, int) and key < len(entry):
+                name, entry = f"{name}[{key}]", entry[key]
             else:
                 continue
-            place.append(key)
+            path.append(key)
         last, words = (problem["loc"] or [""])[-1], problem["msg"].removeprefix("Value error, ")
         words = re.sub("^(Input|Value|Tuple|List) should", "must", words, count=1)
         words = re.sub("must be an instance of (Sequence|list)$", "must be a list", words)
         if problem["type"] == "missing":
-            place, text = [*place, last], f"{name}.{last} is missing".removeprefix(".")
+            path, text = [*path, last], f"{name}.{last} is missing".removeprefix(".")
         elif problem["type"] == "extra_forbidden":
-            known = set(_field_names(getattr(adapter(annotation), "core_schema", None)))
-            text = f"{name}: no such option{suggestion(last, known, cutoff=0.7)}"
+            accepted = set(_field_names(getattr(adapter(annotation), "core_schema", None)))
+            text = f"{name}: no such option{suggestion(last, accepted, cutoff=0.7)}"
         elif last == "[key]":
             text = f"{name}: this name {words}{suggestion(problem['input'], _quoted(words))}"
-        elif problem["type"] == "string_type" and isinstance(here, int | float) and not isinstance(here, bool):
-            text = f"{name}={format_value(here)}: must be text; write \"'{format_value(here)}'\""
+        elif problem["type"] == "string_type" and isinstance(entry, int | float) and not isinstance(entry, bool):
+            text = f"{name}={format_value(entry)}: must be text; write \"'{format_value(entry)}'\""
         else:
-            text = f"{name}={format_value(here)}: {words}{suggestion(here, _quoted(words))}"
-        found.setdefault(tuple(place), []).append(text)
-    deepest = {place: texts for place, texts in found.items() if not any(o[: len(place)] == place != o for o in found)}
+            text = f"{name}={format_value(entry)}: {words}{suggestion(entry, _quoted(words))}"
+        texts_by_path.setdefault(tuple(path), []).append(text)
+    deepest = {
+        path: texts
+        for path, texts in texts_by_path.items()
+        if not any(o[: len(path)] == path != o for o in texts_by_path)
+    }
     return [
         " or ".join([texts[0], *(text.partition(": must be ")[2] or text for text in dict.fromkeys(texts[1:]))])
         for texts in deepest.values()
@@ -193,7 +197,7 @@ def _field_names(schema: Any) -> Iterator[str]:
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of the named parameters of ``function`` in order, without ``self``."""
     inner = inspect.unwrap(function)
-    found = {}
+    annotations = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -202,8 +206,8 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
             annotation = typing.Optional[annotation]  # noqa: UP045  (an annotation of typing's has no |)
         if parameter.default is not parameter.empty and not fits(annotation, parameter.default):
             annotation = Any  # it is wrong
-        found[name] = annotation
-    return found
+        annotations[name] = annotation
+    return annotations
 
 
 def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
@@ -247,10 +251,10 @@ def validated(function: F) -> F:
     return typing.cast(F, checked)
 
 
-def valid(annotation: Any, value: Any, where: str) -> Any:
-    """Return ``value``, converted as ``annotation`` says; raise InputError, which names ``where``, if that fails."""
+def valid(annotation: Any, value: Any, location: str) -> Any:
+    """Return ``value``, converted as ``annotation`` says; raise InputError, which names ``location``, if that fails."""
     check = adapter(annotation)
     try:
         return value if check is None else check.validate_python(value)
     except ValidationError as error:
-        raise InputError(in_one_line(sentences(error, annotation, where, value))) from None
+        raise InputError(in_one_line(sentences(error, annotation, location, value))) from None

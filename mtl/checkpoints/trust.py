@@ -44,19 +44,21 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
     ``trust``. The sections of ``OWN`` are not examined, since nothing is built from them. No value may hold an
     interpolation: it could read the environment.
     """
-    where = f"checkpoint {path}"
-    require(isinstance(config, Mapping), f"{where}: its configuration is a {type(config).__name__}, not a dict")
-    for key, value in leaves(config, where=where):
+    location = f"checkpoint {path}"
+    require(isinstance(config, Mapping), f"{location}: its configuration is a {type(config).__name__}, not a dict")
+    for key, value in leaves(config, location=location):
         for text in (*key, value):
             require(
                 not (isinstance(text, str) and ("${" in text or text == "???")),
-                f"{where}: {'.'.join(map(str, key))} holds an interpolation, {str(value)[:60]!r}; configurations are "
-                "stored without them, so this one was not written by this program",
+                f"{location}: {'.'.join(map(str, key))} holds an interpolation, {str(value)[:60]!r}; configurations "
+                "are stored without them, so this one was not written by this program",
             )
         if key[-1] == "_target_" and key[0] not in OWN:
-            check_target(str(key[0]), value, trust, f"{where}: {'.'.join(map(str, key[:-1]))}")
+            check_target(str(key[0]), value, trust, f"{location}: {'.'.join(map(str, key[:-1]))}")
     whole = all(isinstance(config.get(name), Mapping) and "_target_" in config[name] for name in REQUIRED)
-    require(whole, f"{where}: its configuration lacks one of {', '.join(REQUIRED)}; it was not written by this program")
+    require(
+        whole, f"{location}: its configuration lacks one of {', '.join(REQUIRED)}; it was not written by this program"
+    )
 
 
 def is_installed(section: str, target: Any) -> bool:
@@ -67,13 +69,14 @@ def is_installed(section: str, target: Any) -> bool:
     return isinstance(target, str) and target in allowed
 
 
-def check_target(section: str, target: Any, trust: Sequence[str], where: str) -> None:
-    """Raise InputError unless a checkpoint may name ``target`` in ``section``; ``where`` begins the message."""
+def check_target(section: str, target: Any, trust: Sequence[str], location: str) -> None:
+    """Raise InputError unless a checkpoint may name ``target`` in ``section``; ``location`` begins the message."""
     if not isinstance(target, str) or not (is_installed(section, target) or is_trusted(target, trust)):
         package = target.split(".")[0] if isinstance(target, str) else "my_package"
         raise InputError(
-            f"{where} names {str(target)[:80]!r}, which this program does not use there. It could run any code: if it "
-            f"is yours and you trust the checkpoint, add trust=[{package}] (mtl predict and others: --trust {package})"
+            f"{location} names {str(target)[:80]!r}, which this program does not use there. It could run any code: if "
+            f"it is yours and you trust the checkpoint, add trust=[{package}] (mtl predict and others: --trust "
+            f"{package})"
         )
 
 
@@ -83,10 +86,12 @@ def is_trusted(target: str, trust: Sequence[str]) -> bool:
 
 
 def leaves(
-    node: Any, key: tuple[Any, ...] = (), where: str = "the configuration"
+    node: Any, key: tuple[Any, ...] = (), location: str = "the configuration"
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield (key, value) of every leaf of nested dicts and lists; a key is a tuple of names and indices."""
-    require(len(key) <= DEEPEST, f"{where}: {'.'.join(map(str, key[:3]))}... is nested more than {DEEPEST} levels deep")
+    require(
+        len(key) <= DEEPEST, f"{location}: {'.'.join(map(str, key[:3]))}... is nested more than {DEEPEST} levels deep"
+    )
     if isinstance(node, Mapping):
         children: Any = node.items()
     elif isinstance(node, list | tuple):
@@ -98,7 +103,7 @@ def leaves(
         if name == "_target_":  # a leaf, even if it is a dict
             yield (*key, name), child
         else:
-            yield from leaves(child, (*key, name), where)
+            yield from leaves(child, (*key, name), location)
 
 
 @cache

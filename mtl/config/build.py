@@ -244,11 +244,11 @@ def _section(name: str, node: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _plain_errors(where: str) -> Iterator[None]:
+def _plain_errors(section: str) -> Iterator[None]:
     """Raise InputError for mistakes that the user can correct, instead of Hydra's wrapping exception.
 
     A wrapped InputError is raised unchanged. An unknown or missing option, or a value that Lightning rejects, becomes
-    an InputError that names ``where``, the section of the configuration.
+    an InputError that names the ``section`` of the configuration.
     """
     try:
         yield
@@ -258,15 +258,15 @@ def _plain_errors(where: str) -> Iterator[None]:
             if isinstance(cause, InputError):
                 raise cause from None
             unknown = isinstance(cause, TypeError) and re.search(WRONG_ARGUMENTS, str(cause)) is not None
-            missing = where == "weighting" and isinstance(cause, ImportError)
+            missing = section == "weighting" and isinstance(cause, ImportError)
             refused = isinstance(cause, MisconfigurationException) or (
-                where in ("trainer", "weighting") and isinstance(cause, TypeError | ValueError)
+                section in ("trainer", "weighting") and isinstance(cause, TypeError | ValueError)
             )
             if missing:
                 raise InputError(f"weighting: {cause}; all of it: pip install -e '.[weighting]'") from None
             if unknown or refused:
-                raise InputError(f"{where}: {cause}") from None
+                raise InputError(f"{section}: {cause}") from None
             cause = cause.__cause__
         if isinstance(error, InstantiationException) and error.__cause__ is None:  # such as a target that Hydra refuses
-            raise InputError(f"{where}: {first_line(error)}") from None
+            raise InputError(f"{section}: {first_line(error)}") from None
         raise

@@ -100,16 +100,16 @@ class _Check:
                     check.validate_python(form)
                 return
             except ValidationError as error:
-                problems = sentences(error, annotation, self._where(path), plain)
+                problems = sentences(error, annotation, self._location(path), plain)
         yield from problems
 
-    def _where(self, path: Path) -> str:
+    def _location(self, path: Path) -> str:
         """Return where the value at ``path`` is written: "recipe.k" for ``gate.k``, which is ``${recipe.k}``."""
         node = self.raw
         for index, key in enumerate(path, 1):
             node = node.get(key) if isinstance(node, dict) else node[int(key)] if isinstance(node, list) else None
             if isinstance(node, str) and (match := REFERENCE.fullmatch(node)):
-                return self._where((*match[1].split("."), *path[index:]))
+                return self._location((*match[1].split("."), *path[index:]))
         return _dotted(path)
 
     def _section(self, path: Path, value: Any, optional: bool) -> Iterator[str]:
@@ -121,19 +121,20 @@ class _Check:
                 if isinstance(node, dict) and "_target_" in node:
                     yield from self._object(at, node)
             return
-        where = self._where(path)
-        choose = f"; choose one with {where}=NAME" if len(path) == 1 else ""
-        yield f"{where}={format_value(value)}: must be a section with _target_{' or null' if optional else ''}{choose}"
+        location = self._location(path)
+        choose = f"; choose one with {location}=NAME" if len(path) == 1 else ""
+        or_null = " or null" if optional else ""
+        yield f"{location}={format_value(value)}: must be a section with _target_{or_null}{choose}"
 
     def _object(self, path: Path, section: dict[str, Any]) -> Iterator[str]:
         """Yield the problems of one section with ``_target_``: of its class, and of the options that it gives."""
         try:
-            target = find(section["_target_"], self._where((*path, "_target_")))
+            target = find(section["_target_"], self._location((*path, "_target_")))
         except InputError as error:
             yield str(error)
             return
         if path[-1] in MODULES and isinstance(target, type) and not issubclass(target, nn.Module):
-            yield f"{self._where((*path, '_target_'))}: must name a Module of torch, or a function that makes one"
+            yield f"{self._location((*path, '_target_'))}: must name a Module of torch, or a function that makes one"
         if path == ("network",) and isinstance(target, type) and not issubclass(target, MultiTaskNetwork):
             yield "network._target_: must name a mtl.MultiTaskNetwork, or a function that makes one; see docs/extend.md"
         accepted, closed = options(target)
@@ -146,7 +147,7 @@ class _Check:
                 names = [other for other in accepted if other in section or other not in SUPPLIED]
                 near, title = suggestion(name, names), getattr(target, "__name__", str(target))
                 has = f"{f'{near} It' if near else '; it'} has {join_names(names)}"
-                yield f"{self._where(path)}.{name}: {title} has no option {name}{has}"
+                yield f"{self._location(path)}.{name}: {title} has no option {name}{has}"
 
     def _several(self, section: str, value: Any) -> Iterator[str]:
         """Yield the problems of a section of callbacks or loggers; there may be no logger."""
@@ -191,9 +192,9 @@ class _Check:
         return f"{f'{key}: ' if key else ''}{text}{near}"
 
 
-def find(path: Any, where: str) -> Any:
-    """Import what ``path`` names; raise InputError, which names the option ``where``, if that fails."""
-    require(isinstance(path, str), f"{where}={format_value(path)}: must be text, the dotted name of a class")
+def find(path: Any, location: str) -> Any:
+    """Import what ``path`` names; raise InputError, which names the option ``location``, if that fails."""
+    require(isinstance(path, str), f"{location}={format_value(path)}: must be text, the dotted name of a class")
     module, _, name = path.rpartition(".")
     try:
         try:
@@ -205,8 +206,8 @@ def find(path: Any, where: str) -> Any:
         target = getattr(holder, name)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         extra = "; pip install -e '.[weighting]'" if "'torchjd'" in str(error) else ""
-        raise InputError(f"{where}={format_value(path)}: cannot be imported: {first_line(error)}{extra}") from None
-    require(callable(target), f"{where}={path}: must name a class or a function, not a {type(target).__name__}")
+        raise InputError(f"{location}={format_value(path)}: cannot be imported: {first_line(error)}{extra}") from None
+    require(callable(target), f"{location}={path}: must name a class or a function, not a {type(target).__name__}")
     return target
 
 

@@ -78,7 +78,7 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
     path, trust = options.pop("teacher", None), list(cfg.get("trust") or [])
     if path is None or cfg.evaluate:
         return None
-    where = f"distillation.teacher={path}"
+    location = f"distillation.teacher={path}"
     require(
         options["layers"] or options["predictions"],
         "distillation.layers=false and distillation.predictions=false leave nothing to compare; distillation=none "
@@ -88,7 +88,7 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
         checkpoint = read(path)
         config = config_to_load(checkpoint, trust)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{location}: {error}") from error
     for title, network in (("this run", cfg.network), ("the teacher", config.network)):
         require(
             not options["layers"] or "pretrained" in network,  # as network=transformer has it

@@ -28,18 +28,18 @@ def encoder(
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # else it reports missing weights
-    where = "network.config"
+    location = "network.config"
     if pretrained is None or config is not None:
         built = from_scratch(dict(config or {}), vocab)
     else:
-        where = f"network.pretrained={pretrained}"
+        location = f"network.pretrained={pretrained}"
         built = read(transformers.AutoConfig, pretrained, trust_remote_code=False)
-    require(built.model_type in TYPES, f"{where}: model_type {built.model_type!r} is not one of {', '.join(TYPES)}")
-    require(built.hidden_act == "gelu", f"{where}: hidden_act={built.hidden_act!r}: only gelu is supported")
+    require(built.model_type in TYPES, f"{location}: model_type {built.model_type!r} is not one of {', '.join(TYPES)}")
+    require(built.hidden_act == "gelu", f"{location}: hidden_act={built.hidden_act!r}: only gelu is supported")
     require(
         vocab <= built.vocab_size,
-        f"{where} has embeddings of {built.vocab_size} tokens, but data.tokenizer gives ids up to {vocab - 1}: use the "
-        "tokenizer of the same checkpoint",
+        f"{location} has embeddings of {built.vocab_size} tokens, but data.tokenizer gives ids up to {vocab - 1}: use "
+        "the tokenizer of the same checkpoint",
     )
     if dropout is not None:
         built.hidden_dropout_prob = built.attention_probs_dropout_prob = dropout

@@ -69,9 +69,9 @@ class Claim(StrictModel):
 
 
 def repeated(claims: Any) -> Any:
-    """Return claims with one in place of each group or column that its ``groups`` or ``columns`` name.
+    """Expand each claim that has ``groups`` or ``columns`` into one claim for each of them.
 
-    These say by which words ``{}`` in the text is to be replaced, as in ``groups: {a: first data, b: second data}``.
+    In ``groups: {a: first data, b: second data}`` the values replace ``{}`` in the texts of the claims.
     """
     expanded = []
     for claim in claims if isinstance(claims, list) else [claims]:
@@ -220,7 +220,7 @@ class Paper:
         ]
 
     def smoke_subset(self) -> Paper:
-        """Return the table with few rows that have each group and each gate, and refer to each other if they can."""
+        """Return the table with a few rows that cover all groups and gates, if possible rows that refer to others."""
         sources = {(group.key, gate.key): set(self.sources(group, gate).values()) for group, gate in self.pairs()}
         kept, parts = set[Key](), {(index, part) for key in sources for index, part in enumerate(key)}
 
@@ -344,8 +344,8 @@ def read(cfg: DictConfig, name: str, overrides: Sequence[str]) -> Paper:
     used += [("figures", key, {**file.groups, **file.gates}) for figure in file.figures for key in figure.at]
     used += [("pictures", gate, file.gates) for gates in file.pictures.values() for gate in gates]
     used += [("baseline", file.baseline, file.gates)] if file.baseline else []
-    for where, key, accepted in used:
-        require(key in accepted, f"{where}: {key} is none of {', '.join(accepted)}")
+    for section, key, accepted in used:
+        require(key in accepted, f"{section}: {key} is none of {', '.join(accepted)}")
     only = [name for name in (file.only or "").split(",") if name]
     unknown = set(only) - {*file.groups, *file.gates}
     have = f"the groups {', '.join(file.groups)}; gates {', '.join(file.gates)}"

@@ -210,7 +210,7 @@ def _sharing(shares: Mapping[tuple[str, int], float], groups: Mapping[str, int])
     pairs = list(itertools.combinations(groups, 2))
     together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}
     counted = []
-    for same, where in ((True, "of one group"), (False, "of different groups")):
+    for same, kind_name in ((True, "of one group"), (False, "of different groups")):
         kind = [pair for pair in pairs if (groups[pair[0]] == groups[pair[1]]) == same]
-        counted += [f"{len(together.intersection(kind))} of {len(kind)} pairs {where}"] if kind else []
+        counted += [f"{len(together.intersection(kind))} of {len(kind)} pairs {kind_name}"] if kind else []
     return Group(table, f"share an expert: {', '.join(counted)}")

@@ -276,11 +276,11 @@ def study_of(name: str, storage: BaseStorage) -> Study | None:
         _ = study.direction
         valid(StudyAttributes, study.user_attrs, f"study {name}")
         for trial in study.get_trials(deepcopy=False):
-            where = f"study {name}, trial {trial.number}"
-            valid(TrialAttributes, trial.user_attrs, where)
-            valid(dict[str, Any], trial.system_attrs, f"{where}: system_attrs")
+            location = f"study {name}, trial {trial.number}"
+            valid(TrialAttributes, trial.user_attrs, location)
+            valid(dict[str, Any], trial.system_attrs, f"{location}: system_attrs")
             valid(int, trial.number, f"study {name}: number of a trial")
             value = trial.value
             is_known = isinstance(value, float) or (value is None and trial.state != TrialState.COMPLETE)
-            require(is_known, f"{where}: its value is {format_value(value)}, not a number")
+            require(is_known, f"{location}: its value is {format_value(value)}, not a number")
         return study
