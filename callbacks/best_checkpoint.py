@@ -50,7 +50,6 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
             enable_version_counter=False,
         )
         self._is_lost = False  # whether a resumed run lacks its best checkpoint
-        self.validation: dict[str, float] = {}  # the metrics of the validation that chose the best checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_lost and trainer.is_global_zero:
@@ -73,14 +72,10 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
         if not math.isfinite(value):
             log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
             return
-        best, validation, metrics = self.best_model_score, self.validation, trainer.callback_metrics
-        self.validation = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
-        super().on_train_epoch_end(trainer, pl_module)  # the checkpoint holds the state of this callback
-        if self.best_model_score is best:
-            self.validation = validation
+        super().on_train_epoch_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_model_score": self.best_model_score, "validation": self.validation}
+        return {"best_model_score": self.best_model_score}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the score, if the checkpoint with it is in ``dirpath``.
@@ -96,7 +91,6 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
             self.best_model_path = self.kth_best_model_path = str(path)
             self.best_model_score = self.kth_value = score
             self.best_k_models = {str(path): score}
-            self.validation = state.get("validation", {})
 
     def _state_in(self, path: Path) -> dict[str, Any] | None:
         """Return the state of this callback in a checkpoint, empty if it has only weights; None if it is unreadable."""

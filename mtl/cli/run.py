@@ -174,10 +174,12 @@ def _run(
         ending.enter_context(distributed.warn_if_waiting(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     path = None if checkpoint is None else str(checkpoint.path)
     if cfg.evaluate:
-        tested, best, monitor, validation = path, None, "val/loss", dict[str, float]()
+        tested, best, monitor = path, None, "val/loss"
     else:
         with restoring(checkpoint):
-            tested, best, monitor, validation = _fit(cfg, trainer, module, data, path, python is not None)
+            tested, best, monitor = _fit(cfg, trainer, module, data, path, python is not None)
+    # Of the last epoch; those of the tested checkpoint are measured before its test
+    module.measured = Measurements({key: value for key, value in module.measured.items() if key.split != "val"})
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     seconds = fit_metrics.get("train/seconds_per_epoch")
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # not declared
@@ -188,8 +190,8 @@ def _run(
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # Lightning's test() returns only logged values, callback_metrics also has those of callbacks of one's own
     tests = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    measured = Measurements.of(tests | validation)
-    measured.update({key: each for key, each in module.measured.rounded().items() if key.split != "val"})
+    measured = Measurements.of(tests)
+    measured.update(module.measured.rounded())
     record = results.collect(
         *(cfg, module, data, measured),
         monitor=monitor,
@@ -234,8 +236,8 @@ def _fit(
     data: pl.LightningDataModule,
     ckpt: str | None,
     tests_after_interrupt: bool,
-) -> tuple[str | None, float | None, str, dict[str, float]]:
-    """Train; return the checkpoint to test, its monitored value, the name of that value, and its validation's metrics.
+) -> tuple[str | None, float | None, str]:
+    """Train; return the checkpoint to test, its monitored value, and the name of that value.
 
     The checkpoint is None for the last weights. ``tests_after_interrupt``: after Ctrl-C, go on as if the training had
     ended.
@@ -252,16 +254,15 @@ def _fit(
     score = getattr(saved, "best_model_score", None)
     best = None if score is None else float(score)
     monitor = getattr(saved, "monitor", None) or "val/loss"
-    checkpoint, validation = str(getattr(saved, "best_model_path", "")) or None, getattr(saved, "validation", {})
+    checkpoint = str(getattr(saved, "best_model_path", "")) or None
     if checkpoint is None:
         keeps_best = getattr(saved, "monitor", None) is not None
         why = f"no finite {monitor} was measured" if keeps_best else "the run keeps no best checkpoint"
         log.warning("%s: testing the last weights", why)
     if cfg.tested == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
-        validation = {name: float(each) for name, each in trainer.callback_metrics.items() if name.startswith("val/")}
         best = float(trainer.callback_metrics[monitor]) if monitor in trainer.callback_metrics else None
-    return checkpoint, best, monitor, validation
+    return checkpoint, best, monitor
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def write_predictions(
     parts = []
     for (split, model), by_task in predictions.items():
         for task, rows in by_task.items():
-            columns = {name: _series(name, values) for name, values in rows.columns().items()}
+            columns = {name: _series(name, values) for name, values in rows.columns().items() if name in SCHEMA}
             missing = [pl.lit(None, dtype).alias(name) for name, dtype in SCHEMA.items() if name not in columns]
             names = [pl.lit(text).alias(name) for name, text in (("split", split), ("model", model), ("task", task))]
             part = pl.DataFrame(columns).with_columns(*names, *missing).select("split", "model", "task", *SCHEMA)

@@ -92,7 +92,7 @@ def with_training(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     earlier = read_json(folder / RESULTS)
     if record["seconds_per_epoch"] is not None or earlier.get("epochs") != record["epochs"]:
         return record
-    kept = {split: earlier["numbers"][split] for split in ("training", "val") if split in earlier.get("numbers", {})}
+    kept = {split: earlier["numbers"][split] for split in ("training",) if split in earlier.get("numbers", {})}
     return record | {"seconds_per_epoch": earlier.get("seconds_per_epoch"), "numbers": record["numbers"] | kept}
 
 

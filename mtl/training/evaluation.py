@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, float64_if
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import pinball, task_loss_sums
 from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
-from mtl.types import RANKING, TaskSpec, labelled, metric_family
+from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, labelled, metric_family
 
 Columns = dict[str, Tensor]  # [N, ...] each
 
@@ -84,12 +85,12 @@ class Evaluation(KeepsBufferPrecision):
 
     Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU. The
     first process then has those of all processes, in the order of their numbers, so metrics do not depend on how the
-    rows were divided into batches, nor among the processes.
+    rows were divided into batches, nor among the processes. ``outputs``: tasks whose rows keep the network's outputs.
     """
 
-    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+    def __init__(self, tasks: Sequence[TaskSpec], outputs: Collection[str] = ()) -> None:
         super().__init__()
-        self.meter = LossMeter(tasks)
+        self.meter, self.outputs = LossMeter(tasks), outputs
         self.tasks = {task.name: task for task in tasks}
         self.shown = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
@@ -116,6 +117,7 @@ class Evaluation(KeepsBufferPrecision):
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
             predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
             row_ids, groups = (None if value is None else value.cpu() for value in (row_ids, groups))
+        outputs = predictions
         predictions = {name: self.tasks[name].calibrated(value) for name, value in predictions.items()}
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*task_loss_sums(self.tasks, predictions, targets, weights))
@@ -123,6 +125,7 @@ class Evaluation(KeepsBufferPrecision):
         for name, prediction in predictions.items():
             columns = self._columns(self.tasks[name], prediction, targets[name], row_ids, groups)
             columns |= {"weight": weights[name]} if weights and name in weights else {}
+            columns |= {"output": at_least_float32(outputs[name])} if name in self.outputs else {}
             self._batches[name].append(_on_cpu(columns))
 
     def _columns(
@@ -230,6 +233,26 @@ class Evaluation(KeepsBufferPrecision):
         self.meter.sums.zero_()
         self._batches = {name: [] for name in self._batches}
         self._gathered = None
+
+
+@torch.no_grad()
+def predict_batches(
+    network: Callable[..., NetworkOutput],
+    batches: Iterable[Batch],
+    device: torch.device,
+    tasks: Sequence[str] | None = None,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[tuple[Batch, NetworkOutput]]:
+    """Yield each batch, moved to ``device``, with what ``network`` returns for it.
+
+    ``tasks``: those to predict, by default those of each batch. ``context``: entered for each call of the network, such
+    as one of autocast.
+    """
+    for batch in batches:
+        batch = batch.to(device)
+        with context():
+            output = network(batch.inputs, list(batch.targets) if tasks is None else tasks)
+        yield batch, output
 
 
 def as_compared(task: TaskSpec, prediction: Tensor) -> Tensor:

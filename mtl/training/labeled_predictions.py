@@ -21,6 +21,7 @@ class LabeledPredictions:
     ``covered [N]``, whether the label is between the outermost quantiles or, if there is but one, not above it. A
     binary task may have ``groups [N]``: ranking metrics rank the rows of each group separately, and a negative number
     means no group. ``weight [N]`` multiplied the losses, not the metrics. ``row_id [N]``: see ``Batch``.
+    ``output [N]`` or ``[N, outputs]``: what the network returned, where that is asked for.
     """
 
     prediction: Tensor
@@ -33,6 +34,7 @@ class LabeledPredictions:
     covered: Tensor = UNDEFINED
     weight: Tensor = UNDEFINED
     row_id: Tensor = UNDEFINED
+    output: Tensor = UNDEFINED
 
     def __len__(self) -> int:
         return len(self.label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import polars as pl
 import torch
 
 from mtl.runs.console import with_progress_bar
-from mtl.training.evaluation import Evaluation
+from mtl.training.evaluation import Evaluation, predict_batches
 from mtl.training.metrics import higher_is_better
 from mtl.types import ROW, Batch, TaskSpec
 
@@ -23,17 +23,19 @@ def evaluated(model: Any, batch: Batch, batch_size: int = 4096) -> dict[str, flo
     return evaluation_of(model, [batch], model.spec.tasks, batch_size).compute()
 
 
-@torch.no_grad()
 def evaluation_of(
     model: Any, batches: Iterable[Batch], tasks: Sequence[TaskSpec], batch_size: int = 4096
 ) -> Evaluation:
     """Return the evaluation of ``tasks`` on the rows of ``batches``, which have labels for them alone."""
     evaluation = Evaluation(tasks).to(model.device)
-    for batch in batches:
-        for start in range(0, len(batch), batch_size):
-            part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(model.device)
-            output = model.network(part.inputs, list(part.targets))
-            evaluation.update(output.predictions, part.targets, part.row_ids, part.weights, part.groups)
+
+    def parts() -> Iterator[Batch]:
+        for batch in batches:
+            for start in range(0, len(batch), batch_size):
+                yield batch.select(torch.arange(start, min(start + batch_size, len(batch))))
+
+    for part, output in predict_batches(model.network, parts(), model.device):
+        evaluation.update(output.predictions, part.targets, part.row_ids, part.weights, part.groups)
     return evaluation
 
 

@@ -23,6 +23,7 @@ from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
 from mtl.options import Count, FilePath, LargeCount, OpenFraction, Positive, RunSeed, valid, validated
 from mtl.report.runs import read_results
+from mtl.training.evaluation import predict_batches
 from mtl.training.measurements import NETWORK, Measurements, is_routing
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
@@ -119,7 +120,7 @@ class TrainedModel:
             for name, value in predictions.spread(known, of_members).items():
                 spreads.setdefault(name, []).append(value)
             if experts:
-                for key, weights in self._weights(batch, output):
+                for key, weights in self._weights(batch.inputs, output):
                     used.setdefault(key, []).append(experts_used(weights))
         table: dict[str, pl.Series] = {}
         for task in specs:
@@ -151,7 +152,7 @@ class TrainedModel:
         parts, start = [pl.DataFrame(schema=EXPLANATION)], dict[tuple[str, str], int]()
         given = rows if _is_tensors(rows) else to_polars(rows)
         for batch, output in self._outputs(given, self.tasks_named(tasks), batch_size, where):
-            for key, weights in self._weights(batch, output):
+            for key, weights in self._weights(batch.inputs, output):
                 row, expert = weights.nonzero(as_tuple=True)
                 done = start.get(key, 0)
                 start[key] = done + len(weights)
@@ -244,20 +245,19 @@ class TrainedModel:
         require(not unknown, f"no task {', '.join(map(repr, unknown))}; the tasks are {', '.join(known)}")
         return [task for task in self.spec.tasks if names is None or task.name in names]
 
-    @torch.no_grad()
     def _outputs(
         self, rows: pl.DataFrame | dict[str, Tensor], tasks: Sequence[TaskSpec], batch_size: int, where: str
-    ) -> Iterator[tuple[dict[str, Tensor], NetworkOutput]]:
-        """Yield the inputs and outputs of the network for each batch and each group of tasks with the same inputs."""
+    ) -> Iterator[tuple[Batch, NetworkOutput]]:
+        """Yield each batch, and the outputs of the network for it, for each group of tasks with the same inputs."""
         names = [task.name for task in tasks]
         if isinstance(rows, dict):
             missing = [name for name in self.spec.inputs if name not in rows]
             require(not missing, f"the inputs lack {', '.join(missing)}; this network reads {_inputs(self.spec)}")
             sizes = {name: len(value) for name, value in rows.items()}
             require(len(set(sizes.values())) == 1, f"the inputs have different numbers of rows: {sizes}")
-            for start in range(0, next(iter(sizes.values())), batch_size):
-                batch = {name: value[start : start + batch_size].to(self.device) for name, value in rows.items()}
-                yield batch, self.network(batch, names)
+            starts = range(0, next(iter(sizes.values())), batch_size)
+            inputs = ({name: value[start : start + batch_size] for name, value in rows.items()} for start in starts)
+            yield from predict_batches(self.network, (Batch(part, {}) for part in inputs), self.device, names)
             return
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in names:
@@ -268,20 +268,19 @@ class TrainedModel:
         for start in range(0, len(rows), batch_size):
             frame = numbered[start : start + batch_size]
             for members in groups.values():
-                encoded = self.encode(frame, where, members[0])
-                batch = {name: value.to(self.device) for name, value in encoded.items()}
-                yield batch, self.network(batch, members)
+                batch = Batch(self.encode(frame, where, members[0]), {})
+                yield from predict_batches(self.network, [batch], self.device, members)
 
-    def _weights(self, batch: Mapping[str, Tensor], output: NetworkOutput) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    def _weights(self, inputs: Mapping[str, Tensor], output: NetworkOutput) -> Iterator[tuple[tuple[str, str], Tensor]]:
         """Yield (task, layer) and the weights ``[B, E]`` of each task of a batch in each layer that routes."""
         network: Any = self.network
-        size, predicted = len(next(iter(batch.values()))), list(output.predictions)
+        size, predicted = len(next(iter(inputs.values()))), list(output.predictions)
         known = [task.name for task in self.spec.tasks]
         for layer, routing in output.routings.items():
             weights = routing.weights.float().cpu()
             weights = weights.expand(size, -1, -1) if weights.dim() == 2 else weights  # [B, T, E]
             if len(weights) != size:  # [tokens, T, E]
-                row = Packing(batch["tokens"] != network.pad).row.cpu()
+                row = Packing(inputs["tokens"] != network.pad).row.cpu()
                 sums = weights.new_zeros(size, *weights.shape[1:]).index_add(0, row, weights)
                 weights = sums / row.bincount(minlength=size)[:, None, None]
             rows = range(weights.shape[1]) if routing.tasks is None else list(routing.tasks)

@@ -37,15 +37,15 @@ def check_metrics(folder: Path, models: list[str]) -> None:
     numbers = measured(folder)
     assert numbers.models() == models
     compared = 0
-    for model in models:
-        tasks, predictions = read_predictions(folder, model=model)
+    for split, model in [("val", "network"), *(("test", model) for model in models)]:
+        tasks, predictions = read_predictions(folder, split, model)
         for key, (value, _) in numbers.items():
-            metric = key.split == "test" and key.model == model and key.task and key.metric != "loss"
-            if metric and not is_routing(key.metric):
+            is_metric = (key.split, key.model) == (split, model) and key.task and key.metric != "loss"
+            if is_metric and not is_routing(key.metric):
                 found = torch.tensor(value_of(tasks[key.task].kind, key.metric, predictions[key.task])).item()
                 assert found == pytest.approx(value, rel=0, abs=0, nan_ok=True)
                 compared += 1
-    assert compared >= 2 * len(models)
+    assert compared >= 2 * (1 + len(models))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_metrics_of_the_file_are_those_of_the_results(streamed: bool, rows: Path
     run(compose_small(tmp_path, *words, *path, *(["data.weight_column=weight"] if not streamed else [])))
     check_metrics(tmp_path, ["network", "constant", "linear"])
     table = pl.read_parquet(tmp_path / PREDICTIONS)
-    minutes = table.filter(model="network", task="minutes")
+    minutes = table.filter(split="test", model="network", task="minutes")
     assert minutes["row_id"].to_list() == list(range(24))
     assert ("file" in table.columns) == streamed
     parts = [pl.read_parquet(file) for file in sorted((rows / "parts").glob("*"))]
@@ -84,7 +84,7 @@ def test_tasks_with_rows_of_their_own(tmp_path: Path, tiny_data: Path) -> None:
     words = ["data=four_mnists", "network=routed_mnists", "gate=softmax", f"paths.data_dir={tiny_data}"]
     run(compose_small(tmp_path, *words, "data.rows=[60,20,21]", "data.eval_batch_size=8", "trainer.max_epochs=1"))
     check_metrics(tmp_path, ["network", "constant"])
-    table = pl.read_parquet(tmp_path / PREDICTIONS).filter(model="network")
+    table = pl.read_parquet(tmp_path / PREDICTIONS).filter(split="test", model="network")
     for _, part in table.group_by("task"):
         assert part["row_id"].to_list() == list(range(len(part)))
     assert "file_row" not in table.columns

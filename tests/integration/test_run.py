@@ -42,6 +42,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     best = run(cfg)
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["best"] == pytest.approx(best)
+    assert record["numbers"]["val"]["network"]["loss"] == pytest.approx(best)  # of the tested checkpoint
     assert record["epochs"] == 3
     assert record["seconds_per_epoch"] > 0
     test = record["numbers"]["test"]["network"]

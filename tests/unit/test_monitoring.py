@@ -120,15 +120,6 @@ def test_moved_run_goes_on_with_its_best(how: str, tmp_path: Path) -> None:
         assert step_of(here / "best.ckpt") == 4
 
 
-def test_the_metrics_of_the_best_validation_are_kept(tmp_path: Path) -> None:
-    best = BestCheckpoint(str(tmp_path))
-    fit([0.3, 0.2, 0.6], [best, LastCheckpoint(str(tmp_path))])
-    assert best.validation == {"val/loss": pytest.approx(0.2)}
-    resumed = BestCheckpoint(str(tmp_path))
-    fit([0.5], [resumed, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=4)
-    assert resumed.validation == best.validation
-
-
 def test_a_killed_run_knows_a_best_that_is_newer_than_its_last_save(tmp_path: Path) -> None:
     last = tmp_path / "last.ckpt"
     fit([0.5], [BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path))], max_epochs=1)
