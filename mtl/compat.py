@@ -43,7 +43,7 @@ def shorten_spinning() -> None:
     benchmarks/waiting_threads.py. OpenMP reads the variable when torch is loaded; later it would have no effect.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 
 class _Finder(MetaPathFinder):
