@@ -19,7 +19,7 @@ from .monitored import MonitoringCallback
 log = logging.getLogger(__name__)
 
 
-class EarlyStop(MonitoringCallback, EarlyStopping):  # type: ignore[misc]  # Watcher's monitor may be None, this one's is not
+class EarlyStop(MonitoringCallback, EarlyStopping):  # type: ignore[misc]  # its monitor is never None
     """Stop after ``patience`` validated epochs in which ``monitor`` did not improve by more than ``min_delta``.
 
     An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, nor does an epoch in which

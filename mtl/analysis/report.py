@@ -47,15 +47,15 @@ class Report:
             shares = self.tallies[name].shares()
             names = [escape_mathtext(name) for name in self._row_names(shares)]
             drawn[f"expert_share{suffix}"] = figures.heat_map(shares, names)
-            steps, history = self._history(name).history()
+            steps, shares_over_time = self._history(name).shares_by_step()
             if len(steps) > 1:
                 since = self._history(name).binary_since
-                drawn[f"weights_over_training{suffix}"] = figures.curves(steps, history, names, since)
+                drawn[f"weights_over_training{suffix}"] = figures.curves(steps, shares_over_time, names, since)
         for suffix, (hard, soft, is_hard) in _numbered(self.permutations):
             drawn[f"permutation{suffix}"] = figures.permutation(hard, soft, is_hard, tasks)
         if self.connections:
             drawn["connections"] = figures.connections(list(self.connections.values()), tasks)
-        if curves := self._courses():
+        if curves := self._curves():
             drawn["connection_probabilities"] = figures.probabilities(self.probabilities.steps, curves, tasks)
         return drawn
 
@@ -68,7 +68,7 @@ class Report:
             write_csv(folder / f"expert_share{suffix}.csv", ["task", *experts], rows)
             rows = [
                 [step, task, *values]
-                for step, share in zip(*self._history(name).history(), strict=True)
+                for step, share in zip(*self._history(name).shares_by_step(), strict=True)
                 for task, values in zip(names, share.tolist(), strict=True)
                 if not math.isnan(values[0])  # the batch has the task
             ]
@@ -83,11 +83,11 @@ class Report:
                 for number in range(matrix.shape[1])
             ]
             write_csv(folder / "connections.csv", ["layer", "component", "kind", *self.tasks], rows)
-        if curves := self._courses():
-            sizes = [history.shape[2] for history in curves]
+        if curves := self._curves():
+            sizes = [curve.shape[2] for curve in curves]
             numbers = [(layer, task, n) for layer, size in enumerate(sizes) for task in self.tasks for n in range(size)]
             names = [f"{task}/{layer}/{n}" for layer, task, n in numbers]
-            values = torch.cat([history.flatten(1) for history in curves], 1).tolist()
+            values = torch.cat([curve.flatten(1) for curve in curves], 1).tolist()
             steps = zip(self.probabilities.steps, values, strict=True)
             rows = [[step, *[f"{p:.6g}" for p in row]] for step, row in steps]
             write_csv(folder / "connection_probabilities.csv", ["step", *names], rows)
@@ -125,7 +125,7 @@ class Report:
         """Return (file name suffix, layer name) for each layer with shares; empty for a routed network."""
         return [] if self.connections else _numbered(list(self.tallies))
 
-    def _courses(self) -> list[Tensor]:
+    def _curves(self) -> list[Tensor]:
         """Return the connection probabilities over training, ``[N, T, C]`` for each layer; empty if N would be 1."""
         return [torch.stack(records) for records in self.probabilities.values.values() if len(records) > 1]
 

@@ -168,7 +168,7 @@ class History:
             kept = _evenly(self.steps, MOST_SHARES // 2)
             self.steps, self.shares = [self.steps[i] for i in kept], [self.shares[i] for i in kept]
 
-    def history(self) -> tuple[list[int], Tensor]:
+    def shares_by_step(self) -> tuple[list[int], Tensor]:
         """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""
         kept = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
         return [step for step, _ in kept], torch.stack([share for _, share in kept]) if kept else torch.empty(0)

@@ -14,14 +14,8 @@ from mtl.overrides import key_of, quote_path
 from mtl.runs import commands
 from mtl.runs.commands import config_dirs, program, relative_to_cwd
 
-KEPT = (
-    "data",
-    "paths",
-    "trainer",
-    "trust",
-    "monitor",
-    "hydra.searchpath",
-)  # sections whose overrides a study keeps
+# Sections whose overrides a study keeps
+KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")
 
 
 def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:

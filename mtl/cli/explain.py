@@ -38,8 +38,8 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        relative_to_cwd = suggestion(choice, error.options, f"{group}=") or ";"
-        return f"{group}={format_value(choice)}: no such {group}{relative_to_cwd} there are {', '.join(error.options)}"
+        near = suggestion(choice, error.options, f"{group}=") or ";"
+        return f"{group}={format_value(choice)}: no such {group}{near} there are {', '.join(error.options)}"
     if match := re.search(r"(?:Could not (?:override|delete)(?: from config\.)?|Key) '([^'\n=]+)", text):
         key = match[1]
         override = next((override for override in overrides if key_of(override) == key), key)

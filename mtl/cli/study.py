@@ -44,7 +44,7 @@ def split_overrides(overrides: Sequence[str], options: Sequence[str]) -> tuple[l
 
 @contextmanager
 def explained(overrides: Sequence[str]) -> Iterator[None]:
-    """Raise InputError if one of ``overrides`` names an option or a choice that there is not."""
+    """Raise InputError if one of ``overrides`` sets an option, or makes a choice, that does not exist."""
     try:
         yield
     except Exception as error:

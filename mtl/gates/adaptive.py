@@ -15,8 +15,8 @@ from mtl.gates.base import Gate
 class AdaptiveGate(Gate):
     """Base of gates that measure in training and adapt after each step, without a gradient.
 
-    ``route`` returns what ``measure`` gives as ``Routing.measured``. A callback, or whoever trains, passes it to
-    ``update_adaptive_gates``.
+    ``route`` puts the result of ``measure`` into ``Routing.measured``. After each step, the training loop passes it to
+    ``update_adaptive_gates``; in this program a callback does so.
     """
 
     def state(self) -> Tensor | None:

@@ -15,9 +15,8 @@ class MultiTaskNetwork(nn.Module):
     """Base of all networks: map raw inputs to one prediction for each task of ``spec``.
 
     A subclass implements ``mix`` and sets ``heads``, which map what ``mix`` returns to predictions (see ``Heads``); or
-    it replaces ``forward``. ``bottom(inputs=)`` is a factory; None: there is no bottom that all tasks share. The other
-    methods are what the trainer, checkpoints and exports ask of a network; here they answer that there is nothing
-    special about it.
+    it replaces ``forward``. ``bottom(inputs=)`` is a factory; None: there is no bottom that all tasks share. The
+    trainer, checkpoints and exports call the other methods; a subclass overrides those whose defaults do not fit it.
 
     ``encoder_config`` is the configuration of an encoder of `transformers`, stored in checkpoints. A class that
     ``reads_files`` has an argument ``load_pretrained`` and, if it is true, takes its first weights from files.
@@ -44,7 +43,7 @@ class MultiTaskNetwork(nn.Module):
     def mix(
         self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
     ) -> tuple[Tensor, dict[str, Routing]]:
-        """Return what the heads of the ``task_ids`` tasks read, and the routings by name.
+        """Return what the heads of the tasks ``task_ids`` read, and the routings by name.
 
         ``x [B, D]``, or images: the bottom's output. ``inputs``: the raw inputs, for gates that read one. ``task_ids``:
         the indices of the t tasks, in order. The first result is ``[B, t, H]``, or ``[B, 1, H]`` if it is the same for

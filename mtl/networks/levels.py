@@ -71,7 +71,7 @@ class Levels(nn.ModuleList):
     def forward(
         self, x: Tensor, inputs: Mapping[str, Tensor], task_ids: Sequence[int]
     ) -> tuple[Tensor, dict[str, Routing]]:
-        """Map the bottom's ``x [B, D]``, or images, to the last mixtures of the ``task_ids`` tasks ``[B, t, H]``.
+        """Map the bottom's ``x [B, D]``, or images, to the last mixtures of the tasks ``task_ids`` ``[B, t, H]``.
 
         Also return the routings by name. The levels below the last compute the mixtures of all tasks, and the shared.
         """

@@ -256,7 +256,7 @@ class Transformer(MultiTaskNetwork):
     def _predict(
         self, states: Tensor, packing: Packing, task_ids: Sequence[int], inputs: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return the predictions of the ``task_ids`` tasks from the states ``[N, D]`` of the last layer."""
+        """Return the predictions of the tasks ``task_ids`` from the states ``[N, D]`` of the last layer."""
         first = self.dropout(states.index_select(0, packing.first))[:, None]
         predictions: dict[str, Tensor] = {}
         for task in task_ids:

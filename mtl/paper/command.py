@@ -53,9 +53,9 @@ def reproduce(
     if cfg.judge:
         return redraw_page(paper, Path(cfg.judge))
     stages, firsts = paper.stages(), {}
-    groups = list(dict.fromkeys(group.key for wave in stages for group, _ in wave))
+    groups = list(dict.fromkeys(group.key for stage in stages for group, _ in stage))
     for group in with_progress_bar(groups, "checking options"):
-        pairs = [pair for wave in stages for pair in wave if pair[0].key == group]
+        pairs = [pair for stage in stages for pair in stage if pair[0].key == group]
         searches = [paper.definition(*pair, chosen=None) for pair in pairs if paper.space_of(*pair)]
         firsts[group] = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in pairs)], compose)[0]
     first = next(iter(firsts.values()))
@@ -65,8 +65,8 @@ def reproduce(
             worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
             steps = [
                 (pairs, search)
-                for wave in stages
-                for pairs, search in (([pair for pair in wave if paper.space_of(*pair)], True), (wave, False))
+                for stage in stages
+                for pairs, search in (([pair for pair in stage if paper.space_of(*pair)], True), (stage, False))
                 if worker.count(search)
             ]
             left = sum(len(pairs) * worker.count(search) for pairs, search in steps)

@@ -268,7 +268,7 @@ class Paper:
     @property
     def count(self) -> int:
         """The number of runs, with those of searches and those of rows that others refer to."""
-        pairs = [pair for wave in self.stages() for pair in wave]
+        pairs = [pair for stage in self.stages() for pair in stage]
         searched = sum(bool(self.space_of(*pair)) for pair in pairs)
         return searched * self.scale.n_trials + len(pairs) * (self.scale.seeds or 0)
 

@@ -82,19 +82,19 @@ def linked(sections: Sequence[Section], name: str, every: bool = False) -> dict[
 def write_page(
     title: str,
     sections: Sequence[Section],
-    improvement: str = "",
+    introduction: str = "",
     end: str = "",
     pictures: Mapping[str, Picture] | None = None,
 ) -> str:
     """Return a page in Markdown: what each comparison shows, the sections, and at the end costs and ``end``.
 
-    ``improvement``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
+    ``introduction``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
     """
     files = {id(figure): name for name, figure in (pictures or {}).items()}
     sentences = [(section, section.settings.sentence()) for section in sections if section.settings]
     findings = [f"* **{markdown(section.title)}**, {markdown(sentence)}" for section, sentence in sentences if sentence]
     costs = [replace(section.costs, title=section.title) for section in sections if section.costs]
-    parts = [f"# {markdown(title)}", improvement, "\n".join(findings), _BRACKETS if findings else ""]
+    parts = [f"# {markdown(title)}", introduction, "\n".join(findings), _BRACKETS if findings else ""]
     for section in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
         content = [section.text, *(table.markdown() for table in section.tables), bullets(section.notes)]
         content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in section.figures if id(p) in files]

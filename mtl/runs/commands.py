@@ -64,9 +64,8 @@ def command_of(overrides: Sequence[str]) -> str:
 
 def config_dirs(searched: Iterable[str]) -> list[str]:
     """Return the flags that name the folders of YAML files in ``searched``."""
-    return [
-        override for path in searched for override in ("--config-dir", relative_to_cwd(path.removeprefix("file://")))
-    ]
+    folders = [relative_to_cwd(path.removeprefix("file://")) for path in searched]
+    return [argument for folder in folders for argument in ("--config-dir", folder)]
 
 
 def relative_to_cwd(path: str | Path) -> str:

@@ -93,7 +93,7 @@ def read_predictions(
         described = json.loads(pl.read_parquet_metadata(path)[METADATA])["tasks"]
         tasks = {name: _task(name, options) for name, options in described.items()}
         rows = pl.scan_parquet(path).filter(split=split, model=model).select("task", *SCHEMA).collect()
-        rows = rows.cast(SCHEMA)  # type: ignore[arg-type]
+        rows = rows.cast(SCHEMA)  # type: ignore[arg-type]  # polars' types of keys are narrower than texts
         by_task = {name: rows.filter(task=name) for name in tasks}
         return tasks, {name: _rows(tasks[name], part, path) for name, part in by_task.items() if len(part)}
 

@@ -96,7 +96,7 @@ class SharingGain:
 def gains(runs: Runs, partners: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[SharingGain]:
     """Return the gain of each task in its main metric over the setting ``alone``, corrected together by Holm's method.
 
-    ``partners``: for each other setting the mates of each task. A task without mates in a setting is left out there.
+    ``partners``: for each other setting, the tasks that each task shares with; a task without any is left out there.
     ``split``: "val" or "test", whose rows are looked at.
     """
     uncorrected = []

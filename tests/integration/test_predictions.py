@@ -112,7 +112,8 @@ def test_a_test_of_the_checkpoint_writes_the_same_rows(rows: Path, tmp_path: Pat
 
 def digests_of(folder: Path) -> dict[str, str]:
     content: dict[str, Any] = json.loads(pl.read_parquet_metadata(folder / PREDICTIONS)[METADATA])
-    return content["digests"]  # type: ignore[no-any-return]
+    digests: dict[str, str] = content["digests"]
+    return digests
 
 
 def test_the_digest_is_that_of_the_rows(rows: Path) -> None:

@@ -83,7 +83,7 @@ def test_history_records_when_selectors_became_binary() -> None:
         history.add(step, [Routing(hard.mean(-2), {}, hard)], 16, 1)
     assert len(history.steps) == len(history.shares) <= 1000
     history.add(1200, [Routing(torch.rand(3, 5))], 14, 3)
-    assert history.history()[0][-1] < 1200  # too many shares to keep
+    assert history.shares_by_step()[0][-1] < 1200  # too many shares to keep
 
 
 def test_flops_of_training_by_hand() -> None:
@@ -244,7 +244,7 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     history.add(1, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1])], 6, 3)
     history.add(2, [Routing(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), tasks=[2])], 6, 3)
     history.add(3, [Routing(torch.ones(1, 2), tasks=[1])], 5, 3)  # too many shares to keep
-    steps, course = history.history()
+    steps, course = history.shares_by_step()
     assert steps == [1, 2]
     assert course.nan_to_num(-1).tolist() == [[[-1, -1], [0.25, 0.75], [-1, -1]], [[-1, -1], [-1, -1], [0.5, 0.5]]]
     history = History()

@@ -74,13 +74,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_command_of_a_block_is_known() -> None:
     """It is checked below, or run by tests/integration/test_readme.py, or belongs to another program."""
-    ground_truth = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     for words in blocks():
         own = words[0] == "mtl" and words[1] in COMMANDS
         own |= words[:2] == ["python", "train.py"]
         assert own or words[0] in OTHERS, words
         for name in re.findall(r"\.\[(.*)\]", " ".join(words)) if words[0] == "pip" else ():
-            assert name in ground_truth, name
+            assert name in extras, name
 
 
 def test_every_block_of_python_is_run() -> None:
