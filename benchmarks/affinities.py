@@ -34,10 +34,10 @@ JOINT = (
 )
 
 
-def measured(folder: Path, words: Sequence[str]) -> pl.DataFrame:
+def measured(folder: Path, overrides: Sequence[str]) -> pl.DataFrame:
     """Train all tasks of a problem together in ``folder``; return norms, cosines and affinities by step."""
     if not (folder / "results.json").exists():
-        cfg: Any = first_run([*JOINT, *PROBLEM, *words, f"paths.run_dir={quote_path(folder)}"])
+        cfg: Any = first_run([*JOINT, *PROBLEM, *overrides, f"paths.run_dir={quote_path(folder)}"])
         cfg.paths.run_dir = str(folder)
         with contextlib.redirect_stdout(io.StringIO()):
             run(cfg)
@@ -68,8 +68,8 @@ def main() -> None:
         for pairs in given.pairs:
             tables = []
             for seed in range(given.first, given.first + given.problems):
-                words = [f"data.num_pairs={pairs}", f"data.rho={given.rho}", f"data.seed={seed}"]
-                tables.append(measured(given.folder.absolute() / f"pairs{pairs}_rho{given.rho}_seed{seed}", words))
+                overrides = [f"data.num_pairs={pairs}", f"data.rho={given.rho}", f"data.seed={seed}"]
+                tables.append(measured(given.folder.absolute() / f"pairs{pairs}_rho{given.rho}_seed{seed}", overrides))
             for quantity in ("affinity", "cosine"):
                 shares = [np.mean([found(table, quantity, part) for table in tables]) for part in PARTS]
                 print(

@@ -118,29 +118,29 @@ def tuned(tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]
         for part, rows in frames.items():
             rows.write_parquet(f"{folder}/{part}.parquet")
         files = {"path": "train", "val_path": "valid", "test_path": "test"}
-        words = [f"data.{option}={folder}/{part}.parquet" for option, part in files.items()]
-        words += [f"data.tasks.{task}={{kind: {kind}}}" for task, kind in tasks.items()]
-        words += ["data=table", "baseline=none", "threads=1", f"seed={seed}", f"paths.output_dir={folder}"]
-        words += ["study=table", "gate=comet", f"n_trials={TRIALS}", "sampler=tpe", "name=search"]
-        subprocess.run([sys.executable, "-m", "mtl", "tune", *words], check=True, stdout=subprocess.DEVNULL)
-        own = Path(folder, "studies", "search")
-        study = optuna.load_study(study_name=None, storage=f"sqlite:///{own}/study.db")
-        return predictions_of(mtl.load(own / "comet" / f"trial_{study.best_trial.number:05d}"), tasks, frames)
+        overrides = [f"data.{option}={folder}/{part}.parquet" for option, part in files.items()]
+        overrides += [f"data.tasks.{task}={{kind: {kind}}}" for task, kind in tasks.items()]
+        overrides += ["data=table", "baseline=none", "threads=1", f"seed={seed}", f"paths.output_dir={folder}"]
+        overrides += ["study=table", "gate=comet", f"n_trials={TRIALS}", "sampler=tpe", "name=search"]
+        subprocess.run([sys.executable, "-m", "mtl", "tune", *overrides], check=True, stdout=subprocess.DEVNULL)
+        study_dir = Path(folder, "studies", "search")
+        study = optuna.load_study(study_name=None, storage=f"sqlite:///{study_dir}/study.db")
+        return predictions_of(mtl.load(study_dir / "comet" / f"trial_{study.best_trial.number:05d}"), tasks, frames)
 
 
 def predictions_of(model: Any, tasks: Mapping[str, str], frames: Frames) -> dict[str, Any]:
     """Return the predictions of the test rows by target: ``[N]``, or of classes the probabilities ``[N, classes]``."""
-    predicted, found = model.predict(frames["test"].drop(tasks)), {}
+    predicted, by_task = model.predict(frames["test"].drop(tasks)), {}
     for task, kind in tasks.items():
         if kind == "regression":
-            found[task] = predicted[f"{task}_prediction"].to_numpy()
+            by_task[task] = predicted[f"{task}_prediction"].to_numpy()
         elif kind == "binary":
             positive = predicted[f"{task}_probability"].to_numpy()
-            found[task] = np.column_stack([1 - positive, positive])
+            by_task[task] = np.column_stack([1 - positive, positive])
         else:
             classes = classes_of(frames["train"][task])
-            found[task] = predicted.select(f"{task}_probability_{name}" for name in classes).to_numpy()
-    return found
+            by_task[task] = predicted.select(f"{task}_probability_{name}" for name in classes).to_numpy()
+    return by_task
 
 
 def classes_of(column: pl.Series) -> list[str]:
@@ -151,10 +151,12 @@ def classes_of(column: pl.Series) -> list[str]:
 def others(name: str, tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]:
     """Train a model for each target; return their predictions of the test rows by target."""
     inputs = {part: pandas.DataFrame(rows.drop(tasks).to_dict(as_series=False)) for part, rows in frames.items()}
-    words = [column for column in inputs["train"] if not pandas.api.types.is_numeric_dtype(inputs["train"][column])]
+    categorical = [
+        column for column in inputs["train"] if not pandas.api.types.is_numeric_dtype(inputs["train"][column])
+    ]
     for rows in inputs.values():
-        rows[words] = rows[words].astype(object).where(rows[words].notna(), "missing").astype(str)
-    found = {}
+        rows[categorical] = rows[categorical].astype(object).where(rows[categorical].notna(), "missing").astype(str)
+    by_task = {}
     for task, kind in tasks.items():
         there = {part: rows[task].is_not_null().to_numpy() for part, rows in frames.items()}
         classes = [] if kind == "regression" else classes_of(frames["train"][task])
@@ -162,8 +164,8 @@ def others(name: str, tasks: Mapping[str, str], frames: Frames, seed: int) -> di
         x = {part: rows[there[part]] for part, rows in inputs.items()}
         fits = {"linear": linear, "lightgbm": lightgbm, "catboost": catboost, "xgboost": xgboost, "realmlp": realmlp}
         fits[TUNED[0]] = tuned_catboost
-        found[task] = fits[name](kind, x, labels, words, seed)(inputs["test"])
-    return found
+        by_task[task] = fits[name](kind, x, labels, categorical, seed)(inputs["test"])
+    return by_task
 
 
 def numbers(column: pl.Series, classes: Sequence[str]) -> Any:
@@ -173,22 +175,22 @@ def numbers(column: pl.Series, classes: Sequence[str]) -> Any:
     return np.array([classes.index(str(v).removesuffix(".0")) if v is not None else 0 for v in column])
 
 
-def linear(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+def linear(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) -> Callable[[Any], Any]:
     """Return the predictor of a ridge or logistic regression, fitted to ``x`` and ``y`` of the training rows."""
-    names = [column for column in x["train"] if column not in words]
+    names = [column for column in x["train"] if column not in categorical]
     scaled = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler())
     one_hot = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=5)
     model: Any = RidgeCV(np.logspace(-2, 4, 13)) if kind == "regression" else LogisticRegression(max_iter=300)
-    model = make_pipeline(ColumnTransformer([("n", scaled, names), ("w", one_hot, words)]), model)
+    model = make_pipeline(ColumnTransformer([("n", scaled, names), ("w", one_hot, categorical)]), model)
     model.fit(x["train"], y["train"])
     return model.predict if kind == "regression" else model.predict_proba
 
 
-def lightgbm(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
-    """Return the predictor of LightGBM's default trees, see ``linear``; ``words``: the columns of categories."""
+def lightgbm(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) -> Callable[[Any], Any]:
+    """Return the predictor of LightGBM's default trees, see ``linear``; ``categorical``: the columns of categories."""
     import lightgbm
 
-    levels = {word: pandas.CategoricalDtype(sorted(x["train"][word].unique())) for word in words}
+    levels = {name: pandas.CategoricalDtype(sorted(x["train"][name].unique())) for name in categorical}
     make = lightgbm.LGBMRegressor if kind == "regression" else lightgbm.LGBMClassifier
     model: Any = make(verbose=-1, n_jobs=1, random_state=seed)
     stop = lightgbm.early_stopping(ROUNDS, verbose=False)
@@ -199,26 +201,26 @@ def lightgbm(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Call
     return lambda rows: predict(rows.astype(levels))
 
 
-def catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+def catboost(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) -> Callable[[Any], Any]:
     """Return the predictor of CatBoost's default trees, see ``lightgbm``."""
-    model = catboost_trees(kind, x, y, words, seed)
+    model = catboost_trees(kind, x, y, categorical, seed)
     return model.predict if kind == "regression" else model.predict_proba
 
 
-def catboost_trees(kind: str, x: Any, y: Any, words: Sequence[str], seed: int, **options: Any) -> Any:
+def catboost_trees(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int, **options: Any) -> Any:
     """Return CatBoost's trees, with their defaults but for ``options``; see ``lightgbm``."""
     import catboost
 
     make = catboost.CatBoostRegressor if kind == "regression" else catboost.CatBoostClassifier
     model: Any = make(verbose=0, thread_count=1, allow_writing_files=False, random_seed=seed, **options)
     valid = (x["valid"], y["valid"])
-    model.fit(x["train"], y["train"], cat_features=words, eval_set=valid, early_stopping_rounds=ROUNDS)
+    model.fit(x["train"], y["train"], cat_features=categorical, eval_set=valid, early_stopping_rounds=ROUNDS)
     return model
 
 
-def tuned_catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+def tuned_catboost(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) -> Callable[[Any], Any]:
     """Return the predictor of the best of ``TRIALS`` by the loss of the validation rows; the first has the defaults."""
-    found: list[tuple[float, Any]] = []
+    fitted: list[tuple[float, Any]] = []
 
     def loss(trial: optuna.Trial) -> float:
         options = {
@@ -227,20 +229,20 @@ def tuned_catboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -
             "l2_leaf_reg": trial.suggest_float("l2_leaf_reg", 1, 30, log=True),
             "random_strength": trial.suggest_float("random_strength", 0.1, 10, log=True),
         }
-        model = catboost_trees(kind, x, y, words, seed, **(options if found else {}))
-        found.append((min(model.get_best_score()["validation"].values()), model))
-        return found[-1][0]
+        model = catboost_trees(kind, x, y, categorical, seed, **(options if fitted else {}))
+        fitted.append((min(model.get_best_score()["validation"].values()), model))
+        return fitted[-1][0]
 
     optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed)).optimize(loss, TRIALS)
-    model = min(found, key=lambda each: each[0])[1]
+    model = min(fitted, key=lambda pair: pair[0])[1]
     return model.predict if kind == "regression" else model.predict_proba
 
 
-def xgboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+def xgboost(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) -> Callable[[Any], Any]:
     """Return the predictor of XGBoost's default trees, see ``lightgbm``."""
     import xgboost
 
-    levels = {word: pandas.CategoricalDtype(sorted(x["train"][word].unique())) for word in words}
+    levels = {name: pandas.CategoricalDtype(sorted(x["train"][name].unique())) for name in categorical}
     make = xgboost.XGBRegressor if kind == "regression" else xgboost.XGBClassifier
     options = {"n_estimators": 1000, "early_stopping_rounds": ROUNDS, "enable_categorical": True}
     model: Any = make(**options, n_jobs=1, random_state=seed)
@@ -249,11 +251,11 @@ def xgboost(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Calla
     return lambda rows: predict(rows.astype(levels))
 
 
-def realmlp(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Callable[[Any], Any]:
+def realmlp(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) -> Callable[[Any], Any]:
     """Return the predictor of RealMLP (Holzmüller et al. 2024) with its tuned defaults, see ``lightgbm``."""
     from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
 
-    numbers = [column for column in x["train"] if column not in words]
+    numbers = [column for column in x["train"] if column not in categorical]
     means = x["train"][numbers].mean()
     gaps = [column for column in numbers if x["train"][column].isna().any()]
 
@@ -263,7 +265,7 @@ def realmlp(kind: str, x: Any, y: Any, words: Sequence[str], seed: int) -> Calla
 
     make = RealMLP_TD_Regressor if kind == "regression" else RealMLP_TD_Classifier
     model: Any = make(device="cpu", random_state=seed, n_threads=1, verbosity=0, n_cv=1)
-    model.fit(filled(x["train"]), y["train"], filled(x["valid"]), y["valid"], cat_col_names=list(words))
+    model.fit(filled(x["train"]), y["train"], filled(x["valid"]), y["valid"], cat_col_names=list(categorical))
     predict = model.predict if kind == "regression" else model.predict_proba
     return lambda rows: predict(filled(rows))
 
@@ -307,8 +309,8 @@ def by_split(table: pl.DataFrame) -> pl.DataFrame:
 def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
     """Return the page of the results: for each half, ranks and scores by table; ``tried``: of ``--try``."""
     everything = by_split(table)
-    each = everything.filter(~pl.col("contender").is_in((*TUNED, BEFORE)))
-    means = each.group_by("table", "held_out", "contender", maintain_order=True).mean().drop("split")
+    results = everything.filter(~pl.col("contender").is_in((*TUNED, BEFORE)))
+    means = results.group_by("table", "held_out", "contender", maintain_order=True).mean().drop("split")
     lines = ["# One network for all targets, or a model for each?", ""]
     unseen = complete(means, held_out=True)
     lines += [answer(unseen), ""] if {*RIVALS, *NETWORKS} <= {*unseen["contender"]} else []
@@ -318,7 +320,7 @@ def page(table: pl.DataFrame, tried: pl.DataFrame | None) -> str:
         half = complete(means, held_out)
         if not set(half["contender"]) >= {*RIVALS}:
             continue
-        splits = each.filter(pl.col("held_out") == held_out)["split"].n_unique()
+        splits = results.filter(pl.col("held_out") == held_out)["split"].n_unique()
         lines += [f"## {title}", "", f"{half['table'].n_unique()} tables; splits of each: {splits}.", ""]
         lines += [*against_rivals(half), "", *sharing(half), "", *scores(half), ""]
     if tried is not None:
@@ -342,9 +344,11 @@ def complete(means: pl.DataFrame, held_out: bool) -> pl.DataFrame:
 
 def answer(half: pl.DataFrame) -> str:
     """Return what the mean scores of the tables on which no default was chosen say, in two sentences."""
-    own = {name: ranks(half, name) for name in NETWORKS}
+    ranks_by_name = {name: ranks(half, name) for name in NETWORKS}
     rival = min(RIVALS, key=lambda name: ranks(half, name).mean())
-    listed = [f"{name} {interval(found)}, first on {int((found == 1).sum())}" for name, found in own.items()]
+    listed = [
+        f"{name} {interval(places)}, first on {int((places == 1).sum())}" for name, places in ranks_by_name.items()
+    ]
     first = f"first on {int((ranks(half, rival) == 1).sum())} of {half['table'].n_unique()}"
     return (
         f"On tables on which no default was chosen, {rival}, one model for each target, is the best of the others "
@@ -352,19 +356,19 @@ def answer(half: pl.DataFrame) -> str:
     )
 
 
-def changed(each: pl.DataFrame) -> list[str]:
+def changed(results: pl.DataFrame) -> list[str]:
     """Return how the default network ranked before its options were changed, and now; [] if that is not in the file."""
-    before, shown = each.filter(pl.col("contender") == BEFORE), []
+    before, shown = results.filter(pl.col("contender") == BEFORE), []
     if before.is_empty():
         return []
-    means = each.join(before, on=["table", "split"], how="semi")
+    means = results.join(before, on=["table", "split"], how="semi")
     means = means.group_by("table", "contender", maintain_order=True).mean()
     for name, when in (
         (BEFORE, "at 2d9bf27, before the other half was used to choose its options,"),
         ("mixture", "now"),
     ):
-        own, mean = ranks(means, name), means.filter(pl.col("contender") == name)["score"].mean()
-        shown.append(f"{when} {interval(own)}, first on {int((own == 1).sum())}, mean score {mean:.4f}")
+        places, mean = ranks(means, name), means.filter(pl.col("contender") == name)["score"].mean()
+        shown.append(f"{when} {interval(places)}, first on {int((places == 1).sum())}, mean score {mean:.4f}")
     return [f"The rank of the default network on these tables: {'; '.join(shown)}.", ""]
 
 
@@ -400,7 +404,7 @@ def against_rivals(half: pl.DataFrame) -> list[str]:
     lines = [f"| | {' | '.join(heads)} | first on | log loss | CPU s |", "|---" * (len(heads) + 4) + "|"]
     for name in there:
         places = {group: ranks(tables, name) for group, tables in groups.items()}
-        shown = [interval(own) if group == "all" else f"{own.mean():.2f}" for group, own in places.items()]
+        shown = [interval(ranked) if group == "all" else f"{ranked.mean():.2f}" for group, ranked in places.items()]
         own = half.filter(pl.col("contender") == name)
         count = f"{int((places['all'] == 1).sum())} of {len(places['all'])}"
         row = [name, *shown, count, f"{own['log_loss'].mean():.3f}", f"{own['cpu_seconds'].mean():.1f}"]

@@ -19,7 +19,7 @@ from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import validated
 from mtl.predictions import distribution, main_number, readable
-from mtl.training.calibrating import METHODS, learnt
+from mtl.training.calibrating import METHODS, fit_calibration
 from mtl.training.evaluation import Evaluation, predict_batches
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import NETWORK, Measurements
@@ -91,12 +91,12 @@ def fit_calibrations(tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPr
     calibrations, nothing = {}, torch.zeros(0)
     empty = LabeledPredictions(nothing, nothing, row_id=nothing.long(), output=nothing)
     for name, task in tasks.items():
-        own = rows.get(name, empty)
+        labelled = rows.get(name, empty)
         if task.after is not None:
             before = rows.get(task.after, empty)
-            own = own.at(torch.isin(own.row_id, before.row_id[before.label == 1]))
-        weight = own.weight if own.weight.dim() else torch.ones(len(own))
-        calibration, message = learnt(task, own.output, own.label, weight)
+            labelled = labelled.at(torch.isin(labelled.row_id, before.row_id[before.label == 1]))
+        weight = labelled.weight if labelled.weight.dim() else torch.ones(len(labelled))
+        calibration, message = fit_calibration(task, labelled.output, labelled.label, weight)
         if calibration is not None:
             calibrations[name] = calibration
         if message:

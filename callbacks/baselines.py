@@ -61,9 +61,9 @@ class Baselines(Callback):
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, *index: int
     ) -> None:
         for evaluation, predict in self._models.values() if len(batch) else ():
-            found = {name: value.to(pl_module.device) for name, value in predict(batch.inputs).items()}
-            found = {name: value for name, value in found.items() if name in batch.targets}
-            evaluation.update(found, batch.targets, batch.row_ids, None, batch.groups)
+            outputs_by_task = {name: value.to(pl_module.device) for name, value in predict(batch.inputs).items()}
+            outputs_by_task = {name: value for name, value in outputs_by_task.items() if name in batch.targets}
+            evaluation.update(outputs_by_task, batch.targets, batch.row_ids, None, batch.groups)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         for name, (evaluation, _) in self._models.items():
@@ -86,25 +86,25 @@ def leads(network: Evaluation, model: Evaluation, of_model: str) -> Measurements
     its error is undefined, and for more than ``OUTPUTS`` tasks, as the quick model. ``of_model``: the name of
     ``model``. Every process has to call this.
     """
-    found, gathered = Measurements(), [each.gathered() for each in (network, model)]
+    measurements, gathered = Measurements(), [evaluation.gathered() for evaluation in (network, model)]
     for name, task in model.tasks.items() if len(model.tasks) <= OUTPUTS else ():
         metric = network.shown[name][0]
-        rows = [each[name] for each in gathered if name in each and metric in model.shown[name]]
+        rows = [by_task[name] for by_task in gathered if name in by_task and metric in model.shown[name]]
         if len(rows) < 2 or len(rows[0]) < LEAST:
             continue
         # Sorted, so that the draws do not depend on the order of the rows
-        columns = [value for each in rows for value in (each.likelihood, each.prediction, each.label) if value.dim()]
+        columns = [value for part in rows for value in (part.likelihood, part.prediction, part.label) if value.dim()]
         order = torch.from_numpy(np.lexsort([value.numpy() for value in columns]))
 
         def lead(drawn: Sequence[LabeledPredictions], task: TaskSpec = task, metric: str = metric) -> float:
-            own, other = (value_of(task.kind, metric, each) for each in drawn)
-            return own - other
+            of_network, of_other = (value_of(task.kind, metric, part) for part in drawn)
+            return of_network - of_other
 
-        ordered = [each.at(order) for each in rows]
+        ordered = [part.at(order) for part in rows]
         sem, _ = standard_error(lead, ordered, metric, DRAWS, DRAWN)
         if sem is not None:
-            found[Key("test", name, metric, LEAD + of_model)] = Measurement(lead(ordered), sem)
-    return found
+            measurements[Key("test", name, metric, LEAD + of_model)] = Measurement(lead(ordered), sem)
+    return measurements
 
 
 def _without_ranks(task: TaskSpec) -> TaskSpec:

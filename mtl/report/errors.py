@@ -45,7 +45,9 @@ def pictures_of_errors(predictions: Sequence[Predictions]) -> list[Picture]:
 
 def residuals(predictions: Sequence[Predictions]) -> list[Table]:
     """Return the quantiles of prediction minus label of the regressions, if there are any."""
-    rows = [[task.name, *map(number, _quantiles(own))] for task, own in predictions if task.kind == "regression"]
+    rows = [
+        [task.name, *map(number, _quantiles(labelled))] for task, labelled in predictions if task.kind == "regression"
+    ]
     header = ["task", *(f"{level:.0%}" for level in _QUANTILES)]
     return [Table(header, rows, "Prediction minus label: quantiles")] if rows else []
 

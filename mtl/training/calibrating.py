@@ -90,7 +90,7 @@ METHODS: dict[str, dict[str, Fit]] = {
 }
 
 
-def learnt(task: TaskSpec, output: Tensor, label: Tensor, weight: Tensor) -> tuple[Calibration | None, str]:
+def fit_calibration(task: TaskSpec, output: Tensor, label: Tensor, weight: Tensor) -> tuple[Calibration | None, str]:
     """Return what a task learns from N labelled rows, None for nothing, and what a log line says of its classes.
 
     ``output [N]`` or ``[N, outputs]`` of the network, ``label [N]``, ``weight [N]``. The map with the lowest log loss

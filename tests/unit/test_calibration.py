@@ -28,7 +28,7 @@ from mtl.files.records import read_json
 from mtl.nn.calibration import Calibration
 from mtl.predictions import in_units, interval
 from mtl.runs.predictions_file import read_predictions
-from mtl.training.calibrating import conformal_scores, isotonic, learnt, platt, temperature
+from mtl.training.calibrating import conformal_scores, fit_calibration, isotonic, platt, temperature
 from mtl.types import NetworkOutput, TaskSpec
 from mtl.use import program
 from mtl.use.export import export_run
@@ -161,7 +161,7 @@ def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
 
     def chosen(logits: Any, true: Any) -> str:
         label = (np.random.default_rng(1).random(4000) < true).astype(float)
-        return learnt(BINARY, torch.tensor(logits), torch.tensor(label), weight)[1]
+        return fit_calibration(BINARY, torch.tensor(logits), torch.tensor(label), weight)[1]
 
     z = np.random.default_rng(0).normal(0, 1.5, 4000)
     assert chosen(z, expit(z)).startswith("not calibrated")
@@ -169,7 +169,7 @@ def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
     assert chosen(z, np.where(z > 1, 0.9, np.where(z > -0.5, 0.5, 0.02))).startswith("calibrated by isotonic")
     rows = torch.randn(4000, 3)
     classes = torch.distributions.Categorical(logits=rows).sample()
-    found, said = learnt(CLASSES, 2 * rows, classes, weight)
+    found, said = fit_calibration(CLASSES, 2 * rows, classes, weight)
     assert found is not None
     assert found.scale == pytest.approx(0.5, abs=0.05)
     assert "temperature" in said
@@ -177,7 +177,7 @@ def test_the_best_method_is_chosen_on_rows_that_it_has_not_seen() -> None:
 
 @pytest.mark.parametrize("label", [torch.tensor([0.0, 1.0] * 20), torch.zeros(500), torch.tensor([1.0] * 9 + [0] * 99)])
 def test_too_few_labels_leave_a_task_as_it_is(label: torch.Tensor) -> None:
-    found, said = learnt(BINARY, torch.randn(len(label)), label, torch.ones(len(label)))
+    found, said = fit_calibration(BINARY, torch.randn(len(label)), label, torch.ones(len(label)))
     assert found is None
     assert said.startswith("not calibrated: this needs 50 validation rows with labels, 10 of each class")
 
@@ -185,7 +185,7 @@ def test_too_few_labels_leave_a_task_as_it_is(label: torch.Tensor) -> None:
 def test_rows_of_weight_zero_do_not_count() -> None:
     x, y, w = (torch.tensor(each) for each in drawn())
     more = [torch.cat([x, torch.full((500,), 3.0)]), torch.cat([y, torch.zeros(500)]), torch.cat([w, torch.zeros(500)])]
-    assert learnt(BINARY, *more) == learnt(BINARY, x, y, w)
+    assert fit_calibration(BINARY, *more) == fit_calibration(BINARY, x, y, w)
 
 
 KINDS = {
