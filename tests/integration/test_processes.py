@@ -75,7 +75,8 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
     for name, value in weights(expected).items():
         if isinstance(value, torch.Tensor):
             torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
-    assert result(found) == pytest.approx(result(expected), abs=1e-6)
+    # AdaTT's weights may be negative, which leaves their entropy undefined
+    assert result(found) == pytest.approx(result(expected), abs=1e-6, nan_ok=True)
     assert errors(found) == pytest.approx(errors(expected), rel=1e-3)
     assert conflicts(found) == pytest.approx(conflicts(expected), abs=1e-6, nan_ok=True)
     files = [pl.read_parquet(folder / "predictions.parquet") for folder in (found, expected)]
