@@ -31,7 +31,7 @@ GATES = {
 }
 # Every gate by token and by sentence, but for the hash gate, which reads tokens
 ROUTES = [(name, route) for name in GATES for route in ("token", "sentence") if (name, route) != ("hash", "sentence")]
-TARGETS = {"a": torch.tensor([1.0, 0.0, 1.0, float("nan")]), "b.c": torch.tensor([2, 0, 1, 1]), "type": torch.rand(4)}
+TARGETS = {"a": torch.tensor([1.0, 0.0, 1.0, float("nan")]), "b.c": torch.tensor([2, 0, 1, 1]), "type": torch.tensor([0.4, 0.1, 0.9, 0.6])}
 
 
 def options_of(name: str) -> dict[str, Any]:
