@@ -29,8 +29,8 @@ from mtl.overrides import quote_path
 
 PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 JOINT = (
-    *("network=shared_bottom", "heads=separate", "callbacks.conflict.every_steps=10"),
-    *("callbacks.routing.pictures=false", "callbacks.progress=null"),
+    *("network=shared_bottom", "heads=per_task", "callbacks.conflict.every_n_steps=10"),
+    *("callbacks.routing.figures=false", "callbacks.progress=null"),
 )
 
 

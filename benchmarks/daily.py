@@ -26,10 +26,10 @@ from new_users import ratings
 import mtl
 
 STEPS, CHOSEN, FIRST, SHARE = 8, 4, 0.6, 0.04
-LIKED = ["logloss", "auroc", "gauc", "normalised_entropy", "calibration_ratio"]
+LIKED = ["logloss", "auroc", "gauc", "normalized_entropy", "calibration_ratio"]
 TASKS = {"liked": {"kind": "binary", "metrics": LIKED}, "rating": "regression"}
 CAREFUL = {"lr": 1e-4, "max_epochs": 3}
-CALIBRATED = ("logloss", "normalised_entropy", "calibration_ratio")
+CALIBRATED = ("logloss", "normalized_entropy", "calibration_ratio")
 
 
 def trained(way: str, rows: pl.DataFrame, ends: list[int], step: int, folder: Path, seed: int) -> Any:

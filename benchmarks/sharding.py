@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mtl.networks.base import MultiTaskNetwork
 from mtl.training.sharding import shard
-from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, make_sparse
+from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, make_embeddings_sparse
 from mtl.types import DataSpec
 
 BATCH, WIDTH, STEPS = 512, 16, 8
@@ -56,7 +56,7 @@ def train(rank: int, way: str, rows: int, port: int, results: Any) -> None:
     network = Network(rows)
     model, parts = network, []
     if way in OF_TABLES:
-        parts = [OF_TABLES[way](make_sparse(network), lr=1e-3)]
+        parts = [OF_TABLES[way](make_embeddings_sparse(network), lr=1e-3)]
     if way == "fsdp":
         shard(network, nn.Identity(), mesh, split_rows=1)
     if way == "ddp":

@@ -60,7 +60,7 @@ def in_process(folder: Path) -> Launch:
 
 def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
     """Return the line of one problem."""
-    own = [f"name=rho{rho}_{number}", "gates=[]", "every_steps=10"]
+    own = [f"name=rho{rho}_{number}", "gates=[]", "every_n_steps=10"]
     given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}"]
     own, given = split_overrides([*own, *given, *words], OWN)
     with contextlib.redirect_stdout(io.StringIO()):

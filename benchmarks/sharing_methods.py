@@ -37,7 +37,7 @@ EPOCHS, PATIENCE, BATCH, TRIALS = 30, 5, 256, 2
 HELD_OUT = 5  # tables, the first by name, beside those on which defaults were chosen
 COLUMNS = ("table", "split", "contender", "trial", "valid", "test", "cpu_seconds")
 SIZES = {"recipe.expert_units": [128], "recipe.head_units": [64], "recipe.embedding_dim": 16}
-AT = {"weighting.at": "representation"}
+AT = {"weighting.grad_wrt": "representation"}
 # One network for each setting: its choices, and its options
 NETWORKS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "shared bottom": ({"network": "shared_bottom"}, {}),
@@ -47,8 +47,8 @@ NETWORKS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "MMoE, DSelect-k": ({"gate": "dselect_k"}, {}),
     "MMoE, COMET": ({"gate": "comet"}, {}),
     "MMoE, ReMoE": ({"gate": "remoe"}, {}),
-    "CGC": ({"network": "cgc", "gate": "softmax"}, {"network.num_own": 1}),
-    "PLE": ({"network": "ple", "gate": "softmax"}, {"network.num_own": 1}),
+    "CGC": ({"network": "cgc", "gate": "softmax"}, {"network.num_task_experts": 1}),
+    "PLE": ({"network": "ple", "gate": "softmax"}, {"network.num_task_experts": 1}),
     "AdaTT": ({"network": "adatt", "gate": "softmax"}, {}),
     "STEM": ({"network": "stem", "gate": "softmax"}, {}),
 }

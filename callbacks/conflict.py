@@ -25,17 +25,17 @@ MOST = 8  # validation batches of a task that are measured on in turn
 
 
 class Conflict(Callback):
-    """Every ``every_steps`` optimiser steps, take ``mtl.training.conflict.measure`` on validation batches.
+    """Every ``every_n_steps`` optimiser steps, take ``mtl.training.conflict.measure`` on validation batches.
 
     The gradients come from one half of a batch's rows, the losses for the affinities from the other; each measurement
     takes a task's next batch. Logged are ``conflict/norm/TASK``, ``conflict/cosine/TASK/OTHER``, and
     ``conflict/affinity/TASK/OTHER``; ``<dirpath>/conflict.csv`` has the layers too, and ``conflict.png`` is drawn at
-    the end. Nothing is measured if ``every_steps`` is null, or if there is one task or no shared parameter.
+    the end. Nothing is measured if ``every_n_steps`` is null, or if there is one task or no shared parameter.
     """
 
     @validated
-    def __init__(self, dirpath: str, every_steps: LargeCount | None = None) -> None:
-        self.folder, self.every_steps = Path(dirpath), every_steps
+    def __init__(self, dirpath: str, every_n_steps: LargeCount | None = None) -> None:
+        self.folder, self.every_n_steps = Path(dirpath), every_n_steps
         self.rows: list[tuple[int, *Row]] = []
         self._batches: dict[tuple[str, ...], list[Batch]] = {}  # by the tasks that they have labels of
 
@@ -43,15 +43,15 @@ class Conflict(Callback):
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if not self.every_steps or len(pl_module.tasks) == 1:
+        if not self.every_n_steps or len(pl_module.tasks) == 1:
             return
-        if not did_step(trainer, batch_idx) or step % self.every_steps:
+        if not did_step(trainer, batch_idx) or step % self.every_n_steps:
             return
         if not self._batches:
             self._batches = _collected(trainer)
         if not self._batches:  # no batch has two rows
             return
-        number = step // self.every_steps
+        number = step // self.every_n_steps
         turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
         orders = [torch.arange(len(val_batch), device=pl_module.device) for val_batch in turn]
         even, odd = (

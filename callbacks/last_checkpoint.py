@@ -32,7 +32,7 @@ PARTIAL = re.compile(r"\..+\.ckpt\.\d+")  # a checkpoint that was being written:
 
 
 class LastCheckpoint(Checkpoint):
-    """Write ``dirpath/last.ckpt`` every ``every_steps`` steps, every ``every_minutes`` minutes and at the end.
+    """Write ``dirpath/last.ckpt`` every ``every_n_steps`` steps, every ``every_n_minutes`` minutes and at the end.
 
     The first epoch is saved too, however short it is. Where saving takes long, it is done less often, so that it takes
     at most a twentieth of the time. The previous checkpoint is kept as ``last.previous.ckpt``. On SIGTERM, SIGHUP or
@@ -46,9 +46,13 @@ class LastCheckpoint(Checkpoint):
 
     @validated
     def __init__(
-        self, dirpath: str, every_steps: LargeCount | None = None, every_minutes: Positive | None = None
+        self, dirpath: str, every_n_steps: LargeCount | None = None, every_n_minutes: Positive | None = None
     ) -> None:
-        self.path, self.every_steps, self.every_minutes = Path(dirpath) / "last.ckpt", every_steps, every_minutes
+        self.path, self.every_n_steps, self.every_n_minutes = (
+            Path(dirpath) / "last.ckpt",
+            every_n_steps,
+            every_n_minutes,
+        )
         self._signals = ExitStack()
         self._stopped: Stopped | None = None  # set when the run is saved; it stops after this step's values are logged
         self._ends = False  # trainer.should_stop was set inside an accumulation window
@@ -132,13 +136,13 @@ class LastCheckpoint(Checkpoint):
             self._signals.enter_context(stop_signals.listening())
 
     def _is_due(self, trainer: Trainer) -> bool:
-        if self.every_steps and trainer.global_step % self.every_steps == 0:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             return True
-        if self.every_minutes is None:
+        if self.every_n_minutes is None:
             return False
         if trainer.world_size > 1 and trainer.global_step % STEPS_BETWEEN_CLOCKS and not ends_epoch(trainer):
             return False
-        late = time.monotonic() - self._saved_at >= max(60 * self.every_minutes, self._seconds / LARGEST_SHARE)
+        late = time.monotonic() - self._saved_at >= max(60 * self.every_n_minutes, self._seconds / LARGEST_SHARE)
         return trainer.strategy.broadcast(late)
 
     def _save_if_asked(self, trainer: Trainer, ends: bool = False) -> None:

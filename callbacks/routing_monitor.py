@@ -71,15 +71,20 @@ class RoutingMonitor(Callback):
     * of simulated data, how the selections compare with the ground truth: see ``mtl.analysis.patterns``
 
     After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures. With
-    ``pictures_every``, the figures are also drawn after every ``pictures_every`` epochs; without ``pictures``, never.
+    ``figures_every_n_epochs``, the figures are also drawn after every ``figures_every_n_epochs`` epochs; without
+    ``figures``, never.
     """
 
     @validated
     def __init__(
-        self, dirpath: str, max_shares: CountOrZero = 256, pictures: bool = True, pictures_every: Count | None = None
+        self,
+        dirpath: str,
+        max_shares: CountOrZero = 256,
+        figures: bool = True,
+        figures_every_n_epochs: Count | None = None,
     ) -> None:
         self.folder, self.max_shares = Path(dirpath), max_shares
-        self.pictures, self.pictures_every = pictures, pictures_every
+        self.figures, self.figures_every_n_epochs = figures, figures_every_n_epochs
         self.histories: dict[str, History] = {}
         self.probabilities = Probabilities()
         self._tallies: dict[str, RoutingStats] = {}
@@ -134,7 +139,7 @@ class RoutingMonitor(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
         log_measurements(trainer, pl_module, _measured("val", report.scalars()))
-        due = self.pictures_every and (trainer.current_epoch + 1) % self.pictures_every == 0
+        due = self.figures_every_n_epochs and (trainer.current_epoch + 1) % self.figures_every_n_epochs == 0
         if due and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, report)
 
@@ -181,7 +186,7 @@ class RoutingMonitor(Callback):
             self._tallies.setdefault(name, RoutingStats(len(pl_module.tasks))).add(routing, rows, active_fraction)
 
     def _draw(self, trainer: Trainer, report: Report) -> None:
-        for name, picture in report.figures().items() if self.pictures else ():
+        for name, picture in report.figures().items() if self.figures else ():
             save_picture(picture, self.folder / f"{name}.png", trainer.loggers, trainer.global_step)
 
     def _report(self, pl_module: MultiTaskModule) -> Report:

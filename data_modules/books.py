@@ -31,7 +31,7 @@ class BooksDataModule(InteractionsDataModule):
 
     Tasks: ``read`` (binary, weight ``alpha``) and ``rating`` (regression on the 1-10 scale, weight 1 - ``alpha``).
     A record with rating 0 only says that the book was read: its rating is NaN, like that of unread pairs.
-    Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalised.
+    Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalized.
     Users and books with fewer than ``min_records`` records are dropped repeatedly until all have enough. If a pair has
     several records, the last one with a rating counts, or else the last one. Malformed rows, at most one in
     a thousand, are skipped. The archive has no published checksum and comes over plain HTTP, so it is

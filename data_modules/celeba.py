@@ -65,11 +65,11 @@ class CelebADataModule(TensorDataModule):
         attributes: Attribute | NonEmpty[Attribute],
         scale: Literal[1, 2, 4, 8] = 2,
         download: bool = True,
-        standardise: bool = True,
+        standardize: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.standardise = standardise
+        self.standardize = standardize
         self.attributes = [attributes] if isinstance(attributes, str) else attributes
         self.scale, self.download, self.data_dir = scale, download, data_dir
         self.folder = self.data_dir / "celeba"
@@ -119,7 +119,7 @@ class CelebADataModule(TensorDataModule):
             marks = content[f"{name}_attributes"].float()
             targets = {attribute: marks[:, column].contiguous() for attribute, column in columns.items()}
             splits[name] = Batch({"image": content[f"{name}_image"]}, targets)
-        mean, std = pixel_scale(content["train_image"], self.standardise)
+        mean, std = pixel_scale(content["train_image"], self.standardize)
         spec = DataSpec(
             {"image": Image(3, *reduced(SIZE, self.scale), mean, std)},
             [TaskSpec(name, "binary", classes=("no", "yes")) for name in self.attributes],

@@ -35,6 +35,6 @@ def constant_of(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
         logs = (counts / counts.sum()).log().tolist()
         return tuple(logs) if task.kind == "multiclass" else (logs[1] - logs[0],)
     if task.loss == "poisson":  # whose labels may be 0
-        return (float(task.standardised(labels.double().mean())),) if labels.any() else ()
-    values, levels = task.standardised(labels).numpy(), task.quantiles or ((0.5,) if task.loss == "mae" else ())
+        return (float(task.standardized(labels.double().mean())),) if labels.any() else ()
+    values, levels = task.standardized(labels).numpy(), task.quantiles or ((0.5,) if task.loss == "mae" else ())
     return tuple(np.quantile(values, levels).tolist()) if levels else (float(values.mean()),)

@@ -52,13 +52,13 @@ class DigitsDataModule(TensorDataModule):
         data_dir: FilePath,
         svhn_parts: NonEmpty[Part] = PARTS,
         download: bool = True,
-        standardise: bool = True,
+        standardize: bool = True,
         mnist_url: Address | None = None,
         svhn_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.standardise = standardise
+        self.standardize = standardize
         self.parts = [part for part in PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
         self.data_dir, self.download = data_dir, download
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
@@ -93,7 +93,7 @@ class DigitsDataModule(TensorDataModule):
             image[: len(first)] = to_colour(grey[first])
             torch.index_select(colour, 0, second, out=image[len(first) :])  # torch.cat would copy twice
             splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], colour_digits[second]])})
-        mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
+        mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
         task = TaskSpec("digit", "multiclass", mnist.CLASSES)
         return DataSpec({"image": Image(3, SIDE, SIDE, mean, std)}, [task]), splits
 

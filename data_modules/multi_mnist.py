@@ -34,7 +34,7 @@ class MultiMNISTDataModule(TensorDataModule):
     the grey levels are added and clipped at 255. Tasks ``top_left`` and ``bottom_right``: the classes of the two
     images. ``rows`` are the sizes of train, val and test, which share no source image: test draws from the official
     test images, validation from a random sixth of the training images. The draws depend on ``seed`` only.
-    Networks standardise the pixels; without ``standardise`` they only divide them by 255.
+    Networks standardize the pixels; without ``standardize`` they only divide them by 255.
     """
 
     @validated
@@ -44,12 +44,12 @@ class MultiMNISTDataModule(TensorDataModule):
         source: Literal["mnist", "fashion_mnist"] = "mnist",
         rows: Rows = (100_000, 20_000, 20_000),
         download: bool = True,
-        standardise: bool = True,
+        standardize: bool = True,
         base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.standardise = standardise
+        self.standardize = standardize
         self.source, self.rows = source, rows
         self.folder = data_dir / FOLDERS[self.source]
         self.download, self.base_url = download, base_url
@@ -69,7 +69,7 @@ class MultiMNISTDataModule(TensorDataModule):
             source_images, source_labels = sources[name]
             pairs = torch.randint(len(source_images), (2, size), generator=self.generator(number))
             splits[name] = compose(source_images, source_labels, pairs)
-        mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
+        mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
         classes = NAMES[self.source]
         tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]
         spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)

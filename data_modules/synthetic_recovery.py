@@ -21,7 +21,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
 
     An expert has 4 ReLU units with N(0, 1) weights. ``design`` says how the labels come from the true experts:
 
-    * ``sampled``: P(y = 1 | x) = sigmoid(``signal`` * m(x)), where m is the standardised mean of the true experts'
+    * ``sampled``: P(y = 1 | x) = sigmoid(``signal`` * m(x)), where m is the standardized mean of the true experts'
       outputs, which are the sums of their units.
     * ``published``: an expert's output is its 4 units; a logistic unit with N(0, 1) weights and a bias sees their mean
       over the true experts, and its sign is the label. The bias makes half of the labels positive: without one, units

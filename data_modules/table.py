@@ -73,7 +73,7 @@ class TableDataModule(TensorDataModule):
     ``slices`` names columns by whose values the metrics of the test are compared, see ``mtl.use.slices``; they are
     also inputs, unless ``ignore`` names them.
 
-    ``relative_losses``: see ``TargetOptions``.
+    ``normalize_losses``: see ``TargetOptions``.
 
     A run that starts from the weights of another one (``start_from``) on a table goes on with its encoding: columns,
     scales, classes and ids stay, and new categories get new ids (see ``tables/growing.py``). With
@@ -108,7 +108,7 @@ class TableDataModule(TensorDataModule):
         group_column: Name | None = None,
         slices: Names = (),
         window_rows: LargeCount | None = None,
-        relative_losses: bool = False,
+        normalize_losses: bool = False,
         keep_encoding: bool = True,
         **common: Any,
     ) -> None:
@@ -121,7 +121,9 @@ class TableDataModule(TensorDataModule):
         self.options = TableOptions(columns or {}, vocabulary or VocabularyOptions(), on_invalid)
         self.split, self.csv, self.ignore = split or SplitOptions(), csv or CsvOptions(), ignore
         self.labels = [
-            task.model_copy(update={"relative": relative_losses, "form": self.options.of(task.column).format or ""})
+            task.model_copy(
+                update={"normalize_loss": normalize_losses, "form": self.options.of(task.column).format or ""}
+            )
             for task in TargetOptions.each(tasks)
         ]
         self.weight_column, self.group_column = weight_column, group_column

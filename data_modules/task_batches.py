@@ -20,7 +20,7 @@ from .constants import with_constants
 from .feeding import RowsLoader
 from .texts.rows import RaggedRows
 
-Order = Literal["round_robin", "natural", "temperature", "uniform", "shuffled"]
+TaskOrder = Literal["round_robin", "proportional", "temperature", "uniform", "shuffled"]
 POOL = 50  # batches whose rows are sorted by length together
 Index = tuple[str, Tensor]  # a task and the indices [N] of some of its rows
 Rows = Batch | RaggedRows
@@ -54,13 +54,13 @@ class TasksDataset(Dataset["Batch | list[Batch]"]):
 class TaskSampler(Sampler["Index | list[Index]"]):
     """Yield the task of each step of an epoch, and this process's row indices of one of the task's batches.
 
-    ``order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds as
-    the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
-    where n is the task's number of rows and p is 1 (``natural``), 1/``temperature``
-    (``temperature``) or 0 (``uniform``); an epoch then takes as many batches as all tasks have. A task whose rows
-    are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order.
+    ``task_order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds
+    as the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
+    where n is the task's number of rows and p is 1 (``proportional``), 1/``temperature`` (``temperature``) or 0
+    (``uniform``); an epoch then takes as many batches as all tasks have. A task whose rows are used up is shuffled and
+    starts again. ``shuffled`` takes each batch of each task once, in random order.
 
-    If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible. ``natural`` and
+    If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible. ``proportional`` and
     ``shuffled`` draw each item independently instead: requiring different tasks would give small tasks a larger share
     than their share of the rows.
 
@@ -77,7 +77,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         batch_size: int,
         seed: int,
         position: Callable[[], tuple[int, int]],
-        order: str = "round_robin",
+        task_order: str = "round_robin",
         temperature: float = 2.0,
         tasks_per_step: int = 1,
         rank: int = 0,
@@ -88,14 +88,16 @@ class TaskSampler(Sampler["Index | list[Index]"]):
             require(size >= world_size, f"task {task}: {size} training rows are fewer than the {world_size} processes")
         self.names, self.sizes = list(sizes), torch.tensor(list(sizes.values()))
         self.size, self.seed, self.position = batch_size * world_size, seed, position
-        self.order, self.temperature, self.tasks_per_step = order, temperature, tasks_per_step
+        self.task_order, self.temperature, self.tasks_per_step = task_order, temperature, tasks_per_step
         self.rank, self.world_size, self.epoch = rank, world_size, 0
         self.lengths = dict(lengths or {})
         whole, rest = self.sizes // self.size, self.sizes % self.size
         self.batches = whole + (rest >= world_size).long()  # [T], per pass through a task
 
     def __len__(self) -> int:
-        turns = int(self.batches.max()) * len(self.names) if self.order == "round_robin" else int(self.batches.sum())
+        turns = (
+            int(self.batches.max()) * len(self.names) if self.task_order == "round_robin" else int(self.batches.sum())
+        )
         return -(-turns // self.tasks_per_step)
 
     def __iter__(self) -> Iterator[Index | list[Index]]:
@@ -119,19 +121,19 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         """Return the index of the task of each item of the epoch, ``[steps * tasks_per_step]``."""
         generator, count = self._generator(0), len(self) * self.tasks_per_step
         tasks = len(self.names)
-        if self.order == "shuffled":
+        if self.task_order == "shuffled":
             batches = torch.arange(tasks).repeat_interleave(self.batches)
             return batches[torch.randperm(len(batches), generator=generator)]
-        if self.order == "round_robin":
+        if self.task_order == "round_robin":
             turns: list[int] = []
             while len(turns) < count:
                 # A step may span two rounds: tasks that it already has go to the end of the new round
                 begun = turns[len(turns) - len(turns) % self.tasks_per_step :]
                 turns += sorted(torch.randperm(tasks, generator=generator).tolist(), key=begun.__contains__)
             return torch.tensor(turns[:count])
-        power = {"temperature": 1.0 / self.temperature, "uniform": 0.0}.get(self.order, 1.0)
+        power = {"temperature": 1.0 / self.temperature, "uniform": 0.0}.get(self.task_order, 1.0)
         chances = self.sizes.double().pow(power)
-        if self.order != "natural" and self.tasks_per_step <= tasks:  # without replacement inside a step
+        if self.task_order != "proportional" and self.tasks_per_step <= tasks:  # without replacement inside a step
             steps = chances.expand(len(self), tasks)
             return torch.multinomial(steps, self.tasks_per_step, generator=generator).flatten()
         return torch.multinomial(chances, count, replacement=True, generator=generator)
@@ -196,19 +198,19 @@ class TasksDataModule(TensorDataModule):
 
     A subclass implements ``load_tasks() -> (DataSpec, {"train", "val", "test"} -> {task -> Batch})``; a task's batch
     has labels of that task only. Rows of different lengths are ``RaggedRows`` in place of a ``Batch``; their batches
-    hold rows of similar lengths. For ``order``, ``temperature`` and ``tasks_per_step`` see ``TaskSampler``.
+    hold rows of similar lengths. For ``task_order``, ``temperature`` and ``tasks_per_step`` see ``TaskSampler``.
     """
 
     @validated
     def __init__(
         self,
-        order: Order = "round_robin",
+        task_order: TaskOrder = "round_robin",
         temperature: Annotated[float, Field(ge=0.1, le=1e6)] = 2.0,  # below 0.1, n^(1/temperature) may overflow
         tasks_per_step: Annotated[int, Field(ge=1, le=10_000)] = 1,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.order, self.temperature, self.tasks_per_step = order, temperature, tasks_per_step
+        self.task_order, self.temperature, self.tasks_per_step = task_order, temperature, tasks_per_step
         self.tasks: Mapping[str, Mapping[str, Rows]] = {}
 
     def load_tasks(self) -> tuple[DataSpec, Mapping[str, Mapping[str, Rows]]]:
@@ -229,7 +231,7 @@ class TasksDataModule(TensorDataModule):
     def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.tasks["train"], self._processes()
         sizes = {task: len(batch) for task, batch in rows.items()}
-        options = (self.order, self.temperature, self.tasks_per_step, rank, world_size, row_lengths(rows))
+        options = (self.task_order, self.temperature, self.tasks_per_step, rank, world_size, row_lengths(rows))
         sampler = TaskSampler(sizes, self.batch_size, self.shuffle_seed, self._position, *options)
         return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
 

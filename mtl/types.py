@@ -25,7 +25,7 @@ TaskKind = Literal["binary", "multiclass", "regression", "span"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
 RANKING = ("ndcg@K", "hit_rate@K", "mrr", "gauc")  # of binary tasks, rank the rows of each group; K as in ndcg@10
 TOP = ("precision@K%", "recall@K%", "lift@K%")  # of binary tasks, look at the K per cent with the highest predictions
-OF_PROBABILITIES = ("ece", "logloss", "normalised_entropy", "calibration_ratio", "base_rate")
+OF_PROBABILITIES = ("ece", "logloss", "normalized_entropy", "calibration_ratio", "base_rate")
 METRICS: dict[TaskKind, tuple[str, ...]] = {  # metrics that a task may name; mtl.training.metrics computes them
     "binary": ("auroc", "auprc", "accuracy", "f1", "matthews", *OF_PROBABILITIES, *TOP, *RANKING),
     "multiclass": ("accuracy", "macro_f1", "matthews", "auroc", "ece", "logloss"),
@@ -102,7 +102,7 @@ class Numeric:
 class Image:
     """One image per row; tensor ``[B, channels, height, width]``, uint8 or float.
 
-    ``mean`` and ``std`` refer to values in [0, 1]; networks use them to standardise images.
+    ``mean`` and ``std`` refer to values in [0, 1]; networks use them to standardize images.
     """
 
     channels: int
@@ -241,7 +241,7 @@ class TaskSpec(Objective):
         values = (values if self.outputs == 1 else values.sort(-1).values) * std + mean
         return values.exp() if self.is_log else values
 
-    def standardised(self, values: Tensor) -> Tensor:
+    def standardized(self, values: Tensor) -> Tensor:
         """Convert ``values`` from the units of a regression's targets to standard units, float64."""
         values = float64_if_supported(values)
         return ((values.log() if self.is_log else values) - self.mean) / self.std

@@ -25,7 +25,7 @@ from mtl.tune import process
 from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
-SMALL += ["callbacks.routing.pictures=false", "data.rows=[120,40,40]", "data.batch_size=40"]
+SMALL += ["callbacks.routing.figures=false", "data.rows=[120,40,40]", "data.batch_size=40"]
 SERVER = process.SERVER  # that of the runs of a study
 SERVER.set_forkserver_preload(["tests.preloaded"])
 LIMIT = 240  # seconds; only to end a program that hangs
@@ -44,7 +44,7 @@ class Outcome:
     def problem(self) -> str | None:
         """Return why this is no clear answer to bad input, or None if it is one message."""
         message = [line for line in self.output.splitlines() if line.startswith(("error: ", "stopped "))]
-        if "Traceback" in self.output or "mistake in the code" in self.output:
+        if "Traceback" in self.output or "bug in mtl" in self.output:
             return "traceback"
         if self.status == 0:
             return "accepted"
@@ -172,7 +172,17 @@ NEVER: dict[type, list[str]] = {
     list: ["abc", "5", "{a: 1}", "[null]", "[[1]]", "true"],
 }
 # Options whose values are free, or that accept what others do not
-FREE = ("choices", "paths", "ckpt", "evaluate", "trust", "label", "trainer.devices", "trainer.max_steps", "data.tasks")
+FREE = (
+    "choices",
+    "paths",
+    "ckpt",
+    "evaluate",
+    "trust",
+    "run_name",
+    "trainer.devices",
+    "trainer.max_steps",
+    "data.tasks",
+)
 FREE += (
     "trainer.fast_dev_run",
     "trainer.max_epochs",
@@ -180,7 +190,7 @@ FREE += (
     "trainer.accelerator",
     "trainer.precision",
 )
-LENGTHS = (".epochs", ".every_minutes", ".start", ".end", ".min_delta")  # whole numbers by default, but need not be
+LENGTHS = (".epochs", ".every_n_minutes", ".start", ".end", ".min_delta")  # whole numbers by default, but need not be
 
 
 def generated(cfg: DictConfig, count: int, seed: int) -> list[list[str]]:

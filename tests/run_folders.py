@@ -34,7 +34,7 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump({**(config or {}), **own}))
     (folder / "train.log").write_text(log)
     if test is not None:
-        record: dict[str, Any] = {"label": "comet", "seed": seed, "main_metrics": dict(main or {})}
+        record: dict[str, Any] = {"run_name": "comet", "seed": seed, "main_metrics": dict(main or {})}
         record |= {"numbers": {"test": {"network": dict(test)}, **(numbers or {})}}
         record |= {"monitor": "val/loss", "best": 0.4, "parameters": 1234, "epochs": 3, "seconds_per_epoch": 1.5}
         (folder / "results.json").write_text(json.dumps(record | more))

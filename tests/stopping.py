@@ -60,7 +60,7 @@ def resumed_everywhere(folder: Path, *words: str, local: Sequence[str] = ()) -> 
 
     ``local``: words that a checkpoint does not keep.
     """
-    saving = ("callbacks.last.every_steps=1", "~logger")
+    saving = ("callbacks.last.every_n_steps=1", "~logger")
     run(watched(compose_small(folder, *words, *saving, *local), Copies, folder=str(folder)))
     expected, found = at_the_end(folder), {}
     for copy in sorted((folder / "steps").iterdir(), key=lambda path: int(path.name)):

@@ -33,13 +33,13 @@ def reduced(size: tuple[int, int], scale: int) -> tuple[int, int]:
     return -(-size[0] // scale), -(-size[1] // scale)
 
 
-def pixel_scale(pixels: Tensor, standardise: bool = True) -> tuple[float, float]:
+def pixel_scale(pixels: Tensor, standardize: bool = True) -> tuple[float, float]:
     """Return mean and standard deviation of ``pixels [N, C, H, W]`` (uint8), scaled to [0, 1].
 
     Both are computed from the integer histogram of the 256 values: exact, and without a float copy of the pixels.
-    Without ``standardise`` they are 0 and 1.
+    Without ``standardize`` they are 0 and 1.
     """
-    if not standardise:
+    if not standardize:
         return 0.0, 1.0
     slices = pixels.flatten().split(SLICE)
     counts = torch.stack([torch.bincount(part, minlength=VALUES) for part in slices]).sum(0).tolist()

@@ -121,7 +121,7 @@ def check_meaning(label: TargetOptions, task: TaskSpec) -> None:
     if label.positive is not None and as_text(pl.Series([label.positive]))[0] not in task.classes[-1:]:
         other["positive"] = label.positive
     scaled = (task.mean, task.std) != (0.0, 1.0)
-    if label.standardise is not None and label.standardise != scaled:
-        other["standardise"] = label.standardise
+    if label.standardize is not None and label.standardize != scaled:
+        other["standardize"] = label.standardize
     changed = join_names(f"{name}={format_value(value)}" for name, value in other.items())
     require(not other, f"data.tasks.{label.name}: {changed} is not as in the run of start_from; {ANEW}")

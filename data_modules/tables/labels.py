@@ -41,7 +41,7 @@ OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
 Cell = Text | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = dict.fromkeys(("positive", "pos_weight", "sampling_rate"), "binary")
-ONLY |= {"class_weights": "multiclass", "standardise": "regression"}
+ONLY |= {"class_weights": "multiclass", "standardize": "regression"}
 OF_LOSS = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
 QUANTILES = [0.1, 0.5, 0.9]  # of loss=quantile, by default
 
@@ -50,7 +50,7 @@ class LabelRules(StrictModel):
     """How to read the labels of a task from the cells of a column.
 
     ``binary``: two distinct values; ``positive``, or else the last one in sorted order, becomes 1. ``multiclass``: the
-    sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardise``: the
+    sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardize``: the
     network predicts them with mean 0 and standard deviation 1 over the labelled training rows, and metrics are in the
     units of the column. Values are sorted as numbers if all are numbers, else as text.
 
@@ -62,14 +62,14 @@ class LabelRules(StrictModel):
     all rows, see ``mtl.predictions.in_units``.
 
     ``loss`` and the options below it: see ``mtl.objectives.Objective``. With ``transform="log"``, mean and standard
-    deviation are those of the logarithms; a Poisson loss standardises by the mean label.
+    deviation are those of the logarithms; a Poisson loss standardizes by the mean label.
     """
 
     kind: Literal["binary", "multiclass", "regression"]
     weight: Weight = 1.0
     positive: Cell | None = None
     metrics: Names | None = None
-    standardise: bool | None = None
+    standardize: bool | None = None
     pos_weight: Literal["balanced"] | Annotated[float, Field(ge=LIGHTEST, le=HEAVIEST)] | None = None
     class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -107,15 +107,15 @@ class LabelOptions(LabelRules):
 class TargetOptions(LabelOptions):
     """The labels of task ``name``.
 
-    ``relative``: the loss of a task with classes is divided by that of predicting their shares in the training rows,
-    so that it is about 1 at first, as that of a regression in standard units is. ``form``: how the numbers of a
+    ``normalize_loss``: the loss of a task with classes is divided by that of predicting their shares in the training
+    rows, so that it is about 1 at first, as that of a regression in standard units is. ``form``: how the numbers of a
     regression are written, see ``formats.py``.
     """
 
     name: str
     column: str
     metrics: Names
-    relative: bool = False
+    normalize_loss: bool = False
     form: str = ""
 
     @staticmethod
@@ -185,7 +185,7 @@ class TargetOptions(LabelOptions):
         if isinstance(found, Counts):
             return self._of_classes(found, where, earlier)
         require(found.count > 0, f"{where}, column {self.column!r}: {NONE} {self.name!r}")
-        mean, std = (found.mean, found.std or 1.0) if self.standardise is not False else (0.0, 1.0)
+        mean, std = (found.mean, found.std or 1.0) if self.standardize is not False else (0.0, 1.0)
         logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, found.mean, found.std)
         if earlier is not None:
             mean, std = earlier.mean, earlier.std
@@ -215,7 +215,9 @@ class TargetOptions(LabelOptions):
         many = len(classes) if self.kind == "multiclass" else 1
         options = {"classes": tuple(classes), "after": self.after, **weights, **self.objective}
         shares = [count / sum(each) for count in each]
-        constant = -sum(share * math.log(share) for share in shares) if self.relative and self.loss is None else 1.0
+        constant = (
+            -sum(share * math.log(share) for share in shares) if self.normalize_loss and self.loss is None else 1.0
+        )
         return TaskSpec(self.name, self.kind, many, self.weight / constant, metrics, **options)
 
     def _log_classes(self, classes: list[str], counts: list[float], metrics: tuple[str, ...]) -> None:

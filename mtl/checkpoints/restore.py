@@ -27,7 +27,7 @@ def restore_data(data: Any, checkpoint: Checkpoint, purpose: Purpose, accept: bo
         require(
             accept or not changes,
             f"{'; '.join(changes.values())} since the checkpoint was written: the run would go on with other rows. "
-            "Give the file that it was trained on, or changed_data=accept to go on with the vocabularies, scales and "
+            "Give the file that it was trained on, or on_data_change=accept to go on with the vocabularies, scales and "
             "classes of the checkpoint",
         )
     for change in changes.values():

@@ -78,8 +78,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         if text:
             return f"error: {text}", 1
     return (
-        f"error: {type(error).__name__}: {first_line(error)} ({_line_of(error)}). This is a mistake in the code. "
-        f"{_FULL}",
+        f"error: {type(error).__name__}: {first_line(error)} ({_line_of(error)}). This is a bug in mtl; please "
+        f"report it. {_FULL}",
         1,
     )
 

@@ -34,7 +34,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
     if isinstance(error, OverrideParseException):
         return (
             f"{format_value(error.override)}: must be OPTION=VALUE, such as gate=comet; close every bracket and quote, "
-            "and put text with special characters in two pairs of quotes, as in \"label='a, b'\""
+            "and put text with special characters in two pairs of quotes, as in \"run_name='a, b'\""
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")

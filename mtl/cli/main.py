@@ -58,6 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not (QUICK & set(rest) or any(argument.startswith("evaluate=") for argument in rest)):
             sys.exit("error: give a run, as in mtl evaluate outputs/DATE/RUN")
     if (rest or name == "train") and not QUICK & set(rest) and sys.stderr.isatty():
-        sys.stderr.write("loading PyTorch: some seconds\n")  # the first line of most commands comes after that
+        sys.stderr.write("loading PyTorch (a few seconds) ...\n")  # the first line of most commands comes after that
     module = importlib.import_module(COMMANDS[name][0])
     getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(rest)

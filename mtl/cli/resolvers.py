@@ -67,7 +67,7 @@ def temporary_folder() -> str:
     return folder
 
 
-def run_label(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:
+def default_run_name(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:
     """Return a run's network, gate and weighting as one name; the defaults mmoe and fixed are left out."""
     gated = network == "mmoe" or (_root_.network and "gate" in _root_.network)
     names = [network if network != "mmoe" else "", gate if gated else "", weighting if weighting != "fixed" else ""]
@@ -81,7 +81,7 @@ def may_idle(task_batches: bool, network: str) -> bool:
 
 def register() -> None:
     """Register the resolvers, and the sections in which users choose the names of options, with Hydra."""
-    OmegaConf.register_new_resolver("run_label", run_label, replace=True)
+    OmegaConf.register_new_resolver("default_run_name", default_run_name, replace=True)
     OmegaConf.register_new_resolver("may_idle", may_idle, replace=True)
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)

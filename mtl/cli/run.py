@@ -142,7 +142,7 @@ def _run(
             whole = all(isinstance(checkpoint.get(name), kind) and checkpoint[name] for name, kind in parts.items())
             require(whole, state)
             check_batches(checkpoint, cfg.data.get("batch_size", 0), trainer.world_size)
-        accept = cfg.get("changed_data") == "accept"
+        accept = cfg.get("on_data_change") == "accept"
         restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
     else:
         data.prepare_data()
@@ -155,7 +155,7 @@ def _run(
         start_from(network, source, same_ids=data.earlier is not None)
     distillation = teacher.distillation(network, data.spec) if teacher else None
     module = build.build_module(cfg, network, spec, distillation)
-    log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
+    log.info("%s: %s parameters, run folder %s", cfg.run_name, f"{results.count_parameters(network):,}", folder)
     # Not above, where they would delay this first line by a second, nor after the training, when files may have changed
     from mtl.report.against import compare_with_baselines
     from mtl.use import run_page, slices  # noqa: F401
@@ -259,7 +259,7 @@ def _fit(
         keeps_best = getattr(saved, "monitor", None) is not None
         why = f"no finite {monitor} was measured" if keeps_best else "the run keeps no best checkpoint"
         log.warning("%s: testing the last weights", why)
-    if cfg.tested == "last":
+    if cfg.test_checkpoint == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
         best = float(trainer.callback_metrics[monitor]) if monitor in trainer.callback_metrics else None
     return checkpoint, best, monitor

@@ -67,7 +67,7 @@ def first_run(overrides: Sequence[str]) -> DictConfig:
 
     with explained(overrides):
         cfg = composed(overrides)
-    cfg.label, cfg.paths.run_dir = "trial", "."
+    cfg.run_name, cfg.paths.run_dir = "trial", "."
     check(cfg)
     with_columns(cfg)
     return cfg

@@ -141,14 +141,14 @@ def explain(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default 0")
     with one_line_errors():
         given = read_given(parser, arguments)
+        from mtl.use.effects import in_words
         from mtl.use.predict import read_rows, show
-        from mtl.use.reasons import in_words
 
         model = loaded(given)
         frame = read_rows(model, given.rows)
         reference = frame if given.reference is None else read_rows(model, given.reference)
         shown = frame if given.out else frame[:FIRST]
-        found = model.reasons(shown, given.tasks, reference, given.samples, given.seed, str(given.rows))
+        found = model.explain(shown, given.tasks, reference, given.samples, given.seed, str(given.rows))
         if given.out is None:
             show(in_words(model, shown, found, model.tasks_named(given.tasks)), wrap=True)
             print(EFFECTS.format(given.samples))
@@ -164,17 +164,17 @@ def drift(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threshold", type=float, default=0.2, help=changed)
     with one_line_errors():
         given = read_given(parser, arguments)
-        from mtl.use.drift import in_words, shown
+        from mtl.use.drift import describe_drift, format_drift
         from mtl.use.predict import read_rows, show
 
         model = loaded(given)
         frame = read_rows(model, given.rows)
         found = model.drift(frame, given.threshold, where=str(given.rows))
         if given.out is None:
-            show(shown(found))
+            show(format_drift(found))
         else:
             write_table(given, found, f"{len(found)} columns and predictions")
-        print(in_words(found, len(frame)))
+        print(describe_drift(found, len(frame)))
         if found["drifted"].any():
             sys.exit(DRIFTED)
 
@@ -256,17 +256,17 @@ def prune(arguments: Sequence[str] | None = None) -> None:
 
 
 def neurons(arguments: Sequence[str] | None = None) -> None:
-    """Write the importance of the hidden units of a dense Transformer run."""
-    text = "Rank the hidden units of a dense Transformer run, for network.start=importance"
-    parser = parser_of("neurons", text, "importance.pt")
+    """Write the scores of the hidden units of a dense Transformer run."""
+    text = "Rank the hidden units of a dense Transformer run, for network.expert_init=neuron_scores"
+    parser = parser_of("neurons", text, "neuron_scores.pt")
     parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
     with one_line_errors():
         given = read_given(parser, arguments)
-        from mtl.use.neurons import write_importance
+        from mtl.use.neurons import write_neuron_scores
 
-        file = given.out or beside(given.run, "importance.pt")
-        layers, width = write_importance(given.run, file, given.trust, given.data_dir)
-        print(f"{file}: importance of {width:,} neurons in each of {layers} layers")
+        file = given.out or beside(given.run, "neuron_scores.pt")
+        layers, width = write_neuron_scores(given.run, file, given.trust, given.data_dir)
+        print(f"{file}: scores of {width:,} neurons in each of {layers} layers")
 
 
 def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | None = None) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from mtl.options import CONFIG, EnsembleSize, LargeCount, LargeCountOrZero, Name, NonNegative, RunSeed, matching
 from mtl.training.baselines import Model
 
-Label = Annotated[
+RunName = Annotated[
     str,
     matching(
         r"(?!\s*$)[^/\x00-\x1f\x7f\ud800-\udfff]{1,75}",
@@ -32,19 +32,19 @@ class Distillation(TypedDict):
 
 TOP: dict[str, Any] = {
     "seed": RunSeed,
-    "label": Label,
+    "run_name": RunName,
     "ckpt": Name | None,
     "evaluate": Name | None,
     "start_from": Name | None,
     "trust": list[Name] | None,
     "overrides": list[Name],
-    "changed_data": Literal["refuse", "accept"],
+    "on_data_change": Literal["error", "accept"],
     "choices": Mapping[str, Any],
     "threads": Annotated[int, Field(ge=1, le=1024)] | None,
     "ensemble": EnsembleSize,
     "compile": bool,
     "monitor": Name,
-    "tested": Literal["best", "last"],
+    "test_checkpoint": Literal["best", "last"],
     "report": bool,
     "predictions": bool,
     "calibrate": bool,
@@ -57,7 +57,7 @@ OBJECTS = {  # sections that describe an object: whether they may be null
     "data": False,
     "network": False,
     "optimizer": False,
-    "table_optimizer": True,
+    "embedding_optimizer": True,
     "trainer": False,
     "bottom": True,
     "gate": True,

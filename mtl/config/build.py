@@ -42,7 +42,7 @@ def build_data(cfg: DictConfig) -> TensorDataModule:
 
 def check_options(cfg: DictConfig) -> None:
     """Construct gate and optimizer once, without data, so that their options are checked before any data is touched."""
-    for name in ("optimizer", *(["table_optimizer"] if cfg.get("table_optimizer") else [])):
+    for name in ("optimizer", *(["embedding_optimizer"] if cfg.get("embedding_optimizer") else [])):
         try:
             _instantiate(cfg, name)([nn.Parameter(torch.zeros(1))])
         except (TypeError, ValueError, RuntimeError) as error:
@@ -60,12 +60,12 @@ def check_options(cfg: DictConfig) -> None:
 def _check_combinations(cfg: DictConfig) -> None:
     """Raise InputError if two choices do not go together."""
     trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
-    compiled, tables, sharded = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_sharded(cfg)
+    compiled, tables, sharded = bool(cfg.get("compile")), bool(cfg.get("embedding_optimizer")), _is_sharded(cfg)
     weighting = _class_of(_weighting(cfg))
     compares = issubclass(weighting, Weighting) and weighting.needs_task_gradients  # gradients of tasks
-    inside = compares and cfg.weighting.get("at") == "representation"
+    inside = compares and cfg.weighting.get("grad_wrt") == "representation"
     combines = compares and not inside  # writes gradients of parameters
-    conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
+    conflict = (cfg.callbacks.get("conflict") or {}).get("every_n_steps")
     gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
     alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and trainer.accumulate_grad_batches == 1
     why = ": trainer=fsdp and fsdp_cpu shard the parameters among the processes, "
@@ -77,17 +77,17 @@ def _check_combinations(cfg: DictConfig) -> None:
         ),
         (
             compiled and tables,
-            "compile=true with table_optimizer: torch compiles no sparse gradients; use table_optimizer=none",
+            "compile=true with embedding_optimizer: torch compiles no sparse gradients; use embedding_optimizer=none",
         ),
         (
             combines and tables,
-            "weighting: this method combines dense gradients of the tasks, not the sparse ones of table_optimizer; use "
-            "table_optimizer=none",
+            "weighting: this method combines dense gradients of the tasks, not the sparse ones of embedding_optimizer; "
+            "use embedding_optimizer=none",
         ),
         (
             tables and gpus and not (trainer.devices == 1 and trainer.num_nodes == 1),
-            "table_optimizer on several GPUs: NCCL does not add sparse gradients; use trainer.devices=1, or "
-            "table_optimizer=none",
+            "embedding_optimizer on several GPUs: NCCL does not add sparse gradients; use trainer.devices=1, or "
+            "embedding_optimizer=none",
         ),
         # In float16 the trainer scales the loss, and later divides the gradients of the parameters by the same factor.
         # The gradients of single tasks, which such a method combines, would stay scaled
@@ -104,23 +104,23 @@ def _check_combinations(cfg: DictConfig) -> None:
         ),
         (
             sharded and tables,
-            "table_optimizer needs sparse gradients, which FSDP does not support; use table_optimizer=none",
+            "embedding_optimizer needs sparse gradients, which FSDP does not support; use embedding_optimizer=none",
         ),
         (sharded and compiled, f"compile=true{why}which compiled code does not see; use compile=false"),
         (
             compiled and inside,
-            "compile=true with weighting.at=representation: compiled code hides the gradients at the experts' outputs; "
-            "use compile=false, or weighting.at=parameters",
+            "compile=true with weighting.grad_wrt=representation: compiled code hides the gradients at the experts' "
+            "outputs; use compile=false, or weighting.grad_wrt=parameters",
         ),
         (
             inside and cfg.task_batches,
-            "weighting.at=representation: each task of this data has rows of its own, so the gradients at the experts "
-            "have nothing in common; use weighting.at=parameters",
+            "weighting.grad_wrt=representation: each task of this data has rows of its own, so the gradients at the "
+            "experts have nothing in common; use weighting.grad_wrt=parameters",
         ),
         (sharded and compares, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
         (
             sharded and conflict,
-            f"callbacks.conflict.every_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp",
+            f"callbacks.conflict.every_n_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp",
         ),
     ):
         require(not wrong, message)
@@ -167,7 +167,7 @@ def build_module(
     options: Any = OmegaConf.to_container(cfg, resolve=True)
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
-    tables = _instantiate(cfg, "table_optimizer") if cfg.get("table_optimizer") else None
+    tables = _instantiate(cfg, "embedding_optimizer") if cfg.get("embedding_optimizer") else None
     module = MultiTaskModule(
         network, spec.tasks, _instantiate(cfg, "optimizer"), options, distillation, weighting, tables
     )

@@ -33,7 +33,11 @@ Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "ensemble", "data", "permutation", "weighting")
-TRAINED_SECTIONS = (*FIXED_SECTIONS, "optimizer", "table_optimizer")  # those of a run that goes on with the training
+TRAINED_SECTIONS = (
+    *FIXED_SECTIONS,
+    "optimizer",
+    "embedding_optimizer",
+)  # those of a run that goes on with the training
 # It may change these keys, which say where files are and how rows are loaded, and keys that end with _url
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "eval_batch_size", "pin_memory")}
 FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check_batches``
@@ -42,14 +46,17 @@ FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
 TEST_FILES = re.compile(FILES.pattern + r"|data\.(split\.(by|column|gap)|csv\.separator|slices)")  # how they are read
 
-LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
+LOCAL = ("ckpt", "evaluate", "trust", "on_data_change", "paths", "hydra")  # options of one command, not of its run
 OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:
 NAMES = (
     *("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor"),
     *("precision", "shape", "target"),
 )
 MISSING: Any = object()
-TEXTS = ("label", "start_from")  # options whose text is free; other overrides without a dot choose from a config group
+TEXTS = (
+    "run_name",
+    "start_from",
+)  # options whose text is free; other overrides without a dot choose from a config group
 
 
 def is_portable(override: str) -> bool:

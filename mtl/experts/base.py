@@ -22,7 +22,7 @@ class Experts(nn.Module, ABC):
     ``output_dim`` H: the number of outputs of an expert. ``dropout``: the probability of dropping a unit; ``outputs``
     applies the ``masks`` that it is given (see ``mtl.nn.dropout.Masks``), and no dropout if it is given None. The first
     dimension of every parameter and buffer must be E, since pruning selects experts along it. ``own_norm``: the outputs
-    are normalised, with the input already added, as at the end of a Transformer's layer.
+    are normalized, with the input already added, as at the end of a Transformer's layer.
     """
 
     input_dim: Any = None  # for ``print``, if the subclass sets it

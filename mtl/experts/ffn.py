@@ -20,7 +20,7 @@ class StackedFFN(Experts):
     """E experts E_i(x) = W_out GELU(W_in x + b_in) + b_out with ``width`` hidden units (default: 4 ``input_dim``).
 
     With ``own_norm``, an expert ends with the residual connection and a LayerNorm of its own, LN_i(x + E_i(x)), and the
-    normalised outputs are mixed (MoEBERT: Zuo et al. 2022); otherwise the layer adds x to the mixture and normalises
+    normalized outputs are mixed (MoEBERT: Zuo et al. 2022); otherwise the layer adds x to the mixture and normalizes
     the sum. ``dropout`` acts on E_i(x). Parameters ``up.weight [E, W, D]``, ``up.bias [E, W]``, ``down.weight
     [E, D, W]``, ``down.bias [E, D]`` and, with ``own_norm``, ``norm_weight [E, D]`` and ``norm_bias [E, D]``.
     """
@@ -50,7 +50,7 @@ class StackedFFN(Experts):
         if not self.own_norm:
             return out
         chosen = slice(None) if subset is None else list(subset)
-        return self._normalised(x[:, None] + out, self.norm_weight[chosen], self.norm_bias[chosen])
+        return self._normalized(x[:, None] + out, self.norm_weight[chosen], self.norm_bias[chosen])
 
     def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
@@ -59,8 +59,8 @@ class StackedFFN(Experts):
         out = grouped_linear(hidden, self.down.weight, self.down.bias, pairs.expert, pairs.counts)  # [P, D]
         out = out if masks is None else masks.of_pairs(out, 0, pairs.sample, pairs.expert)
         if self.own_norm:
-            out = self._normalised(rows + out, self.norm_weight[pairs.expert], self.norm_bias[pairs.expert])
+            out = self._normalized(rows + out, self.norm_weight[pairs.expert], self.norm_bias[pairs.expert])
         return mix_assigned(out, weights, pairs)
 
-    def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _normalized(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (self.input_dim,), eps=self.norm_eps) * weight + bias

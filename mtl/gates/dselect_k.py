@@ -29,7 +29,7 @@ class DSelectKGate(Gate):
     codes >= E select no expert, and ``reachability_weight`` times 1 / (sum of a selector) penalises their use.
     """
 
-    sums_to_one = False  # if E is not a power of two; the reference never normalises
+    sums_to_one = False  # if E is not a power of two; the reference never normalizes
     entropy_weight: Tensor
 
     @validated

@@ -21,7 +21,7 @@ class GumbelSoftmaxGate(Gate):
 
     In training U is drawn, with a straight-through gradient: the forward pass uses the binary value, the backward pass
     the gradient of sigmoid((logit psi + logistic noise) / ``temperature``). Evaluation takes the most likely U. Weights
-    are not renormalised, so they sum to at most 1. ``sparsity_weight`` times sum_i log psi_i turns experts off.
+    are not renormalized, so they sum to at most 1. ``sparsity_weight`` times sum_i log psi_i turns experts off.
     Parameters ``weight [T, E, D]``, ``bias [T, E]`` give alpha; ``switch_weight``, ``switch_bias`` of the same shapes
     give logit psi; psi starts at ``initial_probability``. A static gate has only the biases.
     """

@@ -23,9 +23,9 @@ LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implement
 class Permutation(KeepsBufferPrecision):
     """Turn the weights g of a gate into out_j = sum_i g_i P_ij, with P a learnt permutation matrix of the experts.
 
-    *Soft phase*: P = S^R(U / ``tau``), the result of R = ``rounds`` Sinkhorn normalisations of rows and columns; it
-    becomes doubly stochastic as R grows. The permuted weights are renormalised if the gate's weights sum to one.
-    ``entropy_weight`` (zeta) times the entropies of P and of its row-normalised form drives P to a permutation matrix.
+    *Soft phase*: P = S^R(U / ``tau``), the result of R = ``rounds`` Sinkhorn normalizations of rows and columns; it
+    becomes doubly stochastic as R grows. The permuted weights are renormalized if the gate's weights sum to one.
+    ``entropy_weight`` (zeta) times the entropies of P and of its row-normalized form drives P to a permutation matrix.
     ``harden()`` ends the phase: P becomes the Hungarian assignment of the last soft P and is kept in a buffer; after
     that only network and gate are trained. Evaluation always uses the assignment, also during the soft phase.
 
@@ -98,7 +98,7 @@ class Permutation(KeepsBufferPrecision):
     def forward(self, routing: Routing, tasks: Sequence[int] | None = None, sums_to_one: bool = True) -> Routing:
         """Permute ``routing.weights [B, T, E]`` or ``[T, E]`` of the wanted ``tasks`` (default all).
 
-        ``sums_to_one``: the gate's weights sum to one; after a soft matrix they are renormalised.
+        ``sums_to_one``: the gate's weights sum to one; after a soft matrix they are renormalized.
         """
         weights = routing.weights
         rows = list(tasks) if self.per_task and tasks is not None else slice(None)
@@ -112,7 +112,7 @@ class Permutation(KeepsBufferPrecision):
                 losses = {**losses, "permutation": 0.0 * self.logits.sum()}
             return replace(routing, weights=permuted, losses=losses, selectors=selectors)
         soft = self.soft()
-        permuted = permute(weights, soft[rows], normalise=sums_to_one)
+        permuted = permute(weights, soft[rows], normalize=sums_to_one)
         losses = {**routing.losses, "permutation": self.entropy_weight * matrix_entropy(soft)}
         return replace(routing, weights=permuted, losses=losses, exact_zeros=False)
 
@@ -126,7 +126,7 @@ class Permutation(KeepsBufferPrecision):
 class PermutedGate(GateWrapper):
     """Add local search to ``gate``: permute its weights by ``permutation``.
 
-    The permuted weights are renormalised if those of ``gate`` sum to one.
+    The permuted weights are renormalized if those of ``gate`` sum to one.
     """
 
     @validated
@@ -158,7 +158,7 @@ def permuted(gate: Gate, permutation: Callable[..., Permutation] | None) -> Gate
 
 
 def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
-    """Return S^R(U / tau): R times, normalise the rows, then the columns (COMET, equation 8; Mena et al. 2018).
+    """Return S^R(U / tau): R times, normalize the rows, then the columns (COMET, equation 8; Mena et al. 2018).
 
     ``logits U [..., E, E]``, ``rounds`` R. In log space and float64, since U / tau reaches 1e6. After the last step the
     columns sum to 1; at a low tau the rows need not.
@@ -170,16 +170,16 @@ def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
     return x.exp().to(logits)  # back to the dtype and device of logits
 
 
-def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:
-    """Return out_j = sum_i g_i P_ij, divided by its sum if ``normalise``.
+def permute(weights: Tensor, matrices: Tensor, normalize: bool) -> Tensor:
+    """Return out_j = sum_i g_i P_ij, divided by its sum if ``normalize``.
 
     ``weights [..., T, E]``, ``matrices [T, E, E]``, or ``[1, E, E]`` for all tasks.
     """
     permuted = (weights[..., None, :] @ matrices.to(weights.dtype)).squeeze(-2)
-    return permuted / permuted.sum(-1, keepdim=True) if normalise else permuted
+    return permuted / permuted.sum(-1, keepdim=True) if normalize else permuted
 
 
 def matrix_entropy(matrices: Tensor) -> Tensor:
-    """Return the entropy of P plus the entropy of row-normalised P; mean over the ``matrices [P, E, E]``."""
+    """Return the entropy of P plus the entropy of row-normalized P; mean over the ``matrices [P, E, E]``."""
     by_row = matrices / matrices.sum(-1, keepdim=True)
     return (entropy(matrices, (-2, -1)) + entropy(by_row, (-2, -1))).mean()

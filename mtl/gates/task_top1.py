@@ -18,7 +18,7 @@ from mtl.types import Routing
 class TaskTop1Gate(Gate):
     """Send a sample to the most probable expert of softmax(W_t x + b_t), weighted by that probability.
 
-    The probability is not renormalised, since the gate gets its gradient through it. With ``keep_scale`` the weight is
+    The probability is not renormalized, since the gate gets its gradient through it. With ``keep_scale`` the weight is
     1, with the gradient of the probability: a mixture whose experts start as copies of a dense layer then starts equal
     to it, not at about 1/E of its output. ``shared=True`` is the Switch gate without task awareness (MT-Switch).
     ``balance_weight`` adds the Switch Transformer's balance loss. ``initial_std``: weights start N(0, initial_std^2),

@@ -52,19 +52,19 @@ class NativeExpertsGate(GateWrapper):
 class AdaTT(LeveledNetwork):
     """Bottom, ``num_levels`` levels of experts, one head per task.
 
-    In each level a task has ``num_own`` experts, and there are ``num_shared`` of all tasks. The mixture of a task is
-    that of all experts by its gate, plus its own experts with weights that do not depend on the example, see
-    ``NativeExpertsGate``. The experts and the gate of a task read its mixture of the level below; the shared experts
-    are mixed like those of a task. All of the first level reads the bottom's output. For the other options see
-    ``MMoE``.
+    In each level a task has ``num_task_experts`` experts, and there are ``num_shared_experts`` of all tasks. The
+    mixture of a task is that of all experts by its gate, plus its own experts with weights that do not depend on the
+    example, see ``NativeExpertsGate``. The experts and the gate of a task read its mixture of the level below; the
+    shared experts are mixed like those of a task. All of the first level reads the bottom's output. For the other
+    options see ``MMoE``.
     """
 
     @validated
     def __init__(
         self,
         spec: DataSpec,
-        num_own: Count,
-        num_shared: CountOrZero,
+        num_task_experts: Count,
+        num_shared_experts: CountOrZero,
         num_levels: Count,
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
@@ -76,7 +76,7 @@ class AdaTT(LeveledNetwork):
     ) -> None:
         super().__init__(spec, bottom)
         num_tasks = len(self.tasks)
-        counts = {**dict.fromkeys(range(num_tasks), num_own), num_tasks: num_shared}
+        counts = {**dict.fromkeys(range(num_tasks), num_task_experts), num_tasks: num_shared_experts}
 
         def gates(num_units: int, width: int | None) -> Gate:
             sizes = {"num_tasks": num_units, "num_experts": sum(counts.values()), "input_dim": width}

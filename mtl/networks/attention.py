@@ -19,7 +19,7 @@ class TargetAttention(nn.Module):
 
         v = sum_j a(h_j, t) h_j,    a(h, t) = unit([h, t, h - t, h * t])
 
-    As in the paper, the weights are not normalised: their sum tells how much of the history is about the target.
+    As in the paper, the weights are not normalized: their sum tells how much of the history is about the target.
     Padding has weight 0, and an empty history gives zeros.
     """
 

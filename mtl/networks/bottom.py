@@ -38,7 +38,7 @@ def build_bottom(
 
 
 class ImageBottom(nn.Module):
-    """Standardise one image per row to mean 0 and deviation 1; ``output_dim`` is its (channels, height, width)."""
+    """Standardize one image per row to mean 0 and deviation 1; ``output_dim`` is its (channels, height, width)."""
 
     unit: Tensor
 

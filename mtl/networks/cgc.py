@@ -67,17 +67,17 @@ class TaskExperts(Experts):
 class SpreadGate(GateWrapper):
     """The gates of T tasks, each of which sees the shared experts and its own, as gates over all experts.
 
-    Of the E experts the first S are shared, and ``num_own`` O of each task follow; ``gate`` has S + O. The weights
-    ``[B, T, E]`` are 0 where a task does not see an expert.
+    Of the E experts the first S are shared, and ``num_task_experts`` O of each task follow; ``gate`` has S + O. The
+    weights ``[B, T, E]`` are 0 where a task does not see an expert.
     """
 
     columns: Tensor
 
-    def __init__(self, gate: Gate, num_own: int) -> None:
-        num_tasks, num_shared = gate.num_tasks, gate.num_experts - num_own
-        super().__init__(gate, num_shared + num_tasks * num_own)
-        task_columns = num_shared + torch.arange(num_tasks * num_own).view(num_tasks, num_own)
-        columns = torch.cat([torch.arange(num_shared).expand(num_tasks, -1), task_columns], 1)  # [T, S + O]
+    def __init__(self, gate: Gate, num_task_experts: int) -> None:
+        num_tasks, num_shared_experts = gate.num_tasks, gate.num_experts - num_task_experts
+        super().__init__(gate, num_shared_experts + num_tasks * num_task_experts)
+        task_columns = num_shared_experts + torch.arange(num_tasks * num_task_experts).view(num_tasks, num_task_experts)
+        columns = torch.cat([torch.arange(num_shared_experts).expand(num_tasks, -1), task_columns], 1)  # [T, S + O]
         self.register_buffer("columns", columns, persistent=False)
 
     def change(self, routing: Routing, tasks: list[int] | None) -> Routing:

@@ -122,7 +122,7 @@ class HeadPerTask(nn.ModuleDict):
 
 
 @validated
-def separate_heads(
+def heads_per_task(
     tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
 ) -> HeadPerTask:
     """Return the heads of ``Heads`` as one for each task."""

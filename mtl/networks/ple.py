@@ -25,10 +25,10 @@ from mtl.types import DataSpec
 class PLE(LeveledNetwork):
     """Bottom, ``num_levels`` CGC layers, one head per task.
 
-    In every level task k sees ``num_experts`` experts, ``num_own`` of its own and the others shared by all tasks, and
-    mixes them by its gate; a shared gate mixes all experts. The experts and the gate of task k read the mixture of task
-    k in the level below, and the shared ones read the shared mixture (Tang et al. 2020, section 4.2). All of the first
-    level reads the bottom's output. The last level has no shared gate, since nothing would read its mixture.
+    In every level task k sees ``num_experts`` experts: ``num_task_experts`` of its own, the others shared by all tasks,
+    and mixes them by its gate; a shared gate mixes all experts. The experts and the gate of task k read the mixture of
+    task k in the level below, and the shared ones read the shared mixture (Tang et al. 2020, section 4.2). All of the
+    first level reads the bottom's output. The last level has no shared gate, since nothing would read its mixture.
 
     ``upper_experts``: the experts above the first level, which read vectors even if the first reads images (default:
     ``experts``). For the other options see ``MMoE``.
@@ -39,7 +39,7 @@ class PLE(LeveledNetwork):
         self,
         spec: DataSpec,
         num_experts: Count,
-        num_own: CountOrZero,
+        num_task_experts: CountOrZero,
         num_levels: Count,
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
@@ -51,19 +51,23 @@ class PLE(LeveledNetwork):
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__(spec, bottom)
-        require(num_own <= num_experts, f"num_own={num_own}: must be at most num_experts={num_experts}")
         require(
-            num_levels == 1 or 0 < num_own < num_experts,
-            f"num_own={num_own}: a task sees {num_experts} experts (num_experts); with num_levels={num_levels}, some "
-            "must be its own and some shared",
+            num_task_experts <= num_experts,
+            f"num_task_experts={num_task_experts}: must be at most num_experts={num_experts}",
         )
-        num_tasks, num_shared = len(self.tasks), num_experts - num_own
-        counts = {num_tasks: num_shared, **dict.fromkeys(range(num_tasks), num_own)}  # the shared experts come first
+        require(
+            num_levels == 1 or 0 < num_task_experts < num_experts,
+            f"num_task_experts={num_task_experts}: a task sees {num_experts} experts (num_experts); with "
+            f"num_levels={num_levels}, some must be its own and some shared",
+        )
+        num_tasks, num_shared_experts = len(self.tasks), num_experts - num_task_experts
+        # the shared experts come first
+        counts = {num_tasks: num_shared_experts, **dict.fromkeys(range(num_tasks), num_task_experts)}
 
         def gates(num_units: int, width: int | None) -> Gate:
             build = partial(gate, input_dim=width, inputs=spec.inputs)
             task_gates = permuted(build(num_tasks=num_tasks, num_experts=num_experts), permutation)
-            spread = SpreadGate(task_gates, num_own)
+            spread = SpreadGate(task_gates, num_task_experts)
             if num_units == num_tasks:
                 return spread
             shared_gate = permuted(build(num_tasks=1, num_experts=spread.num_experts), permutation)

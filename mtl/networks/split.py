@@ -15,8 +15,8 @@ from mtl.experts.ffn import StackedFFN
 class ExpertInit:
     """How the experts of an encoder with ``depth`` layers start, see ``Transformer``."""
 
-    def __init__(self, kind: str, importance: str | None, shared: int | None, depth: int) -> None:
-        self.kind, self.importance, self.shared, self.depth = kind, importance, shared, depth
+    def __init__(self, kind: str, scores_file: str | None, shared: int | None, depth: int) -> None:
+        self.kind, self.scores_file, self.shared, self.depth = kind, scores_file, shared, depth
 
     def weights(self, layer: int, experts: Any, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of ``experts``, made of the weights of the ``dense`` part of layer number ``layer``."""
@@ -24,15 +24,15 @@ class ExpertInit:
         if self.kind == "copy":
             require(
                 experts.width == width,
-                f"network.start=copy: experts have {experts.width} neurons (experts.width), the dense layer that they "
-                f"copy has {width}; give experts.width={width}, or use network.start=importance",
+                f"network.expert_init=copy: experts have {experts.width} neurons (experts.width), the dense layer that "
+                f"they copy has {width}; give experts.width={width}, or use network.expert_init=neuron_scores",
             )
             neurons = torch.arange(width).expand(experts.num_experts, -1)
         else:
             if self.kind == "random":
                 order = torch.randperm(width)
             else:
-                scores = read_importance(self.importance, self.depth, width)
+                scores = read_neuron_scores(self.scores_file, self.depth, width)
                 order = scores[layer].argsort(descending=True, stable=True)
             shared = experts.width * 2 // 3 if self.shared is None else self.shared
             neurons = expert_neurons(order.cpu(), experts.num_experts, experts.width, shared)
@@ -84,15 +84,17 @@ def split_ffn(dense: Mapping[str, Tensor], neurons: Tensor) -> dict[str, Tensor]
     return parts | {name: value.expand(num_experts, *value.shape[1:]).clone() for name, value in rest.items()}
 
 
-def read_importance(path: str | None, depth: int, width: int) -> Tensor:
-    """Return the importance ``[depth, width]`` of hidden units that ``mtl neurons`` wrote to ``path``."""
+def read_neuron_scores(path: str | None, depth: int, width: int) -> Tensor:
+    """Return the scores ``[depth, width]`` of hidden units that ``mtl neurons`` wrote to ``path``."""
     how = "mtl neurons RUN writes such a file for a dense run"
-    require(path is not None, f"network.start=importance needs network.importance=FILE; {how}")
+    require(path is not None, f"network.expert_init=neuron_scores needs network.neuron_scores=FILE; {how}")
     try:
-        scores: Tensor = torch.load(str(path), weights_only=True, map_location="cpu")["importance"]
+        scores: Tensor = torch.load(str(path), weights_only=True, map_location="cpu")["neuron_scores"]
         shape = list(scores.shape)
     except Exception as error:  # whatever a missing, damaged or foreign file makes torch raise
-        raise InputError(f"network.importance={path}: {first_line(error)}; {how}") from error
+        raise InputError(f"network.neuron_scores={path}: {first_line(error)}; {how}") from error
     fits = shape == [depth, width]
-    require(fits, f"network.importance={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons")
+    require(
+        fits, f"network.neuron_scores={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons"
+    )
     return scores

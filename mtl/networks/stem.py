@@ -39,19 +39,18 @@ class StopGradientDispatch(Dispatch):
 class STEM(MultiTaskNetwork):
     """A bottom of each task and a shared one, experts on each, a gate over all experts, one head per task (STEM-Net).
 
-    ``num_own`` experts of each task read its bottom, ``num_shared`` the shared one. The gate of a task reads the sum of
-    the task's bottom and the shared one. Every task mixes all of the experts, but
-    its gradient reaches only its own experts and the shared ones: it makes use of what other tasks have learnt without
-    changing it. Each bottom has embeddings of its own, so there are T + 1 times as many. For the other options see
-    ``MMoE``.
+    ``num_task_experts`` experts of each task read its bottom, ``num_shared_experts`` the shared one. The gate of a task
+    reads the sum of the task's bottom and the shared one. Every task mixes all of the experts, but its gradient reaches
+    only its own experts and the shared ones: it makes use of what other tasks have learnt without changing it. Each
+    bottom has embeddings of its own, so there are T + 1 times as many. For the other options see ``MMoE``.
     """
 
     @validated
     def __init__(
         self,
         spec: DataSpec,
-        num_own: Count,
-        num_shared: Count,
+        num_task_experts: Count,
+        num_shared_experts: Count,
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
@@ -63,7 +62,7 @@ class STEM(MultiTaskNetwork):
         self.bottoms = nn.ModuleList(bottom(inputs=spec.inputs) for _ in range(count + 1))  # the last is shared
         width: Any = self.bottoms[0].output_dim
         require(isinstance(width, int), "network=stem: tasks share embeddings of rows, and images have none")
-        counts = [num_own] * count + [num_shared]
+        counts = [num_task_experts] * count + [num_shared_experts]
         owned = TaskExperts([experts(num_experts=n, input_dim=width) for n in counts], range(count + 1))
         sizes = ((count + 1, width), count, sum(counts))
         self.mixture = MixtureOfExperts(*sizes, gate, owned, static_gate, inputs=spec.inputs, gate_dim=width)

@@ -81,8 +81,8 @@ class Transformer(MultiTaskNetwork):
     inputs=)`` and ``heads(tasks=, input_dim=)`` are factories; a gate reads the state of a token, or, with
     ``route="sentence"``, the mean state of the sentence. The hash gate reads the token's id.
 
-    Experts start as copies of the dense layer (``start="copy"``), or as parts of it: its most important neurons
-    (``"importance"``, from the file ``importance`` that ``mtl neurons`` writes) or random neurons (``"random"``).
+    Experts start as copies of the dense layer (``expert_init="copy"``), or as parts of it: its most important neurons
+    (``"neuron_scores"``, by the file ``neuron_scores`` that ``mtl neurons`` writes) or random neurons (``"random"``).
     ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds). Without ``load_pretrained``
     no file is read, since all weights will come from a checkpoint.
     """
@@ -102,8 +102,8 @@ class Transformer(MultiTaskNetwork):
         dropout: Dropout | None = None,
         mixture_layers: Sequence[int] | None = None,
         route: Literal["token", "sentence"] = "token",
-        start: Literal["copy", "importance", "random"] = "copy",
-        importance: str | None = None,
+        expert_init: Literal["copy", "neuron_scores", "random"] = "copy",
+        neuron_scores: str | None = None,
         shared_neurons: CountOrZero | None = None,
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
@@ -126,7 +126,7 @@ class Transformer(MultiTaskNetwork):
         require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
         self.encoder_config = model.config.to_diff_dict()
         self.attention_config = model.config
-        self.start, self.vocabulary = ExpertInit(start, importance, shared_neurons, depth), tokens.digest
+        self.expert_init, self.vocabulary = ExpertInit(expert_init, neuron_scores, shared_neurons, depth), tokens.digest
         self.embeddings = model.embeddings
         self.project = getattr(model, "embeddings_project", nn.Identity())
         names = [task.name for task in self.tasks]
@@ -150,7 +150,7 @@ class Transformer(MultiTaskNetwork):
             )
             if load_pretrained:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
-                built.load_state_dict(self.start.weights(index, built, weights))
+                built.load_state_dict(self.expert_init.weights(index, built, weights))
             layers.append(TransformerLayer(layer.attention, mixture, norm))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
@@ -241,7 +241,7 @@ class Transformer(MultiTaskNetwork):
                 state |= {f"{prefix}dense.{name}": value for name, value in dense.items()}
                 continue
             dense |= {f"norm_{kind}": state[f"{prefix}norm.{kind}"][None] for kind in ("weight", "bias")}
-            experts = self.start.weights(index, layer.mixture.experts, dense)
+            experts = self.expert_init.weights(index, layer.mixture.experts, dense)
             state |= {f"{prefix}mixture.experts.{name}": value for name, value in experts.items()}
         for task in self.tasks:
             if task.gate_from not in (None, "random"):

@@ -31,7 +31,7 @@ WITHOUT_EFFECT = (
     *("heartbeat=", "judge=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
 )
 
-IMPORTANCE = "network.importance="  # the option whose file is computed from the dense run in the same folder
+NEURON_SCORES = "network.neuron_scores="  # the option whose file is computed from the dense run in the same folder
 
 
 def reproduce(
@@ -121,13 +121,13 @@ class _Worker:
         """Write the importance of neurons, if missing, of each dense run that ``count`` trials split into experts."""
         overrides = [override for number in range(count) for override in self.launch.overrides(definition, number)]
         for file in {
-            Path(override.partition("=")[2].strip("'")) for override in overrides if override.startswith(IMPORTANCE)
+            Path(override.partition("=")[2].strip("'")) for override in overrides if override.startswith(NEURON_SCORES)
         }:
             if (file.parent / RESULTS).exists() and not file.exists():
-                from mtl.use.neurons import write_importance  # takes seconds, and few tables need it
+                from mtl.use.neurons import write_neuron_scores  # takes seconds, and few tables need it
 
                 say(f"{file}: ranking the neurons")
-                write_importance(file.parent, file, first.trust, str(first.paths.data_dir))
+                write_neuron_scores(file.parent, file, first.trust, str(first.paths.data_dir))
 
 
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: Path) -> tuple[list[str], int]:

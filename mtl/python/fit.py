@@ -46,7 +46,7 @@ Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of
 PLACES = {"train": ("data.path", "frame"), "val": ("data.val_path", "valid"), "test": ("data.test_path", "test")}
 SHARE = 0.1  # of the rows, for each of validation and test
 # What a run writes for people to look at, which nobody sees in a temporary folder
-UNSEEN = {"logger": "none", "callbacks.routing.pictures": False, "predictions": False}
+UNSEEN = {"logger": "none", "callbacks.routing.figures": False, "predictions": False}
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")  # that Lightning sets
 LIGHTNING = ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero")  # loggers
 
@@ -137,7 +137,7 @@ def fit(
             same = read_json(run_folder / COMMAND).get("rows", {}) == digests
             require(same, f"resume={resume}: the run has other rows; give those that it was begun with")
         run(cfg, checkpoint, "mtl.fit trains in one; use mtl train for more", python)
-        tested_checkpoint = read(run_folder, cfg.tested)
+        tested_checkpoint = read(run_folder, cfg.test_checkpoint)
         return model_of(tested_checkpoint, config_to_load(tested_checkpoint, trust))
 
 
@@ -160,9 +160,9 @@ def _composed(
         cfg = composed(overrides)
         for option in unwritten:
             OmegaConf.update(cfg, option, values[option])
-        if OmegaConf.is_interpolation(cfg, "label"):
+        if OmegaConf.is_interpolation(cfg, "run_name"):
             names = (cfg.choices[group] for group in ("network", "gate", "weighting"))
-            cfg.label = resolvers.run_label(*names, _root_=cfg)
+            cfg.run_name = resolvers.default_run_name(*names, _root_=cfg)
         cfg.paths.run_dir = str(folder)
         return cfg
 

@@ -24,7 +24,7 @@ from mtl.training.metrics import higher_is_better
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
-_OWN = ("label", "ckpt", "evaluate", "trust")
+_OWN = ("run_name", "ckpt", "evaluate", "trust")
 ALL = "all runs"  # if nothing distinguishes them
 Options = dict[str, str]  # of a run, by name
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")

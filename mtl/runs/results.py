@@ -73,7 +73,7 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
     arguments = commands.LINE.arguments
     files = [file["name"] for file in (data.file_digests or {}).values()]
     return {
-        "label": cfg.label,
+        "run_name": cfg.run_name,
         "seed": cfg.seed,
         "numbers": measured.plain(),
         "main_metrics": module.evaluation.main_metrics(),
@@ -105,7 +105,7 @@ def print_results(
     """
     console = Console(highlight=False, markup=False)
     measured, checkpoint = Measurements.from_plain(record["numbers"]), Path(record["checkpoint"]).name
-    title = f"{record['label']}: test loss {number(measured.value('', 'loss'))}"
+    title = f"{record['run_name']}: test loss {number(measured.value('', 'loss'))}"
     console.print(Text.assemble("\n", (title, "bold"), f" ({checkpoint})"))
     for name in AVERAGES:
         if Key("test", "", name) in measured:

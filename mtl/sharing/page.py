@@ -112,7 +112,7 @@ def _matrices(comparison: Comparison, affinity: np.ndarray) -> list[Table]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = f"TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first {EARLY:.0%} of the joint runs."
     if not np.isfinite(affinity).any():
-        note += " None was measured: the joint runs have fewer steps than every_steps."
+        note += " None was measured: the joint runs have fewer steps than every_n_steps."
     others = np.where(np.eye(len(affinity), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
     tables = [_matrix(title, comparison.tasks, others, note)]
     if comparison.pairs:

@@ -34,7 +34,7 @@ class ShareOptions(Work):
     pairs: bool
     gates: list[Name]
     groups: Count | None
-    every_steps: LargeCount
+    every_n_steps: LargeCount
     show: bool
 
 
@@ -70,7 +70,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Add the settings alone, together and those with a gate."""
-        every = f"callbacks.conflict.every_steps={self.options.every_steps}"
+        every = f"callbacks.conflict.every_n_steps={self.options.every_n_steps}"
         self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
         self.settings[TOGETHER] = self._setting(TOGETHER, ["network=shared_bottom", every], [self.tasks])
         named = any(override.startswith("network=") for override in self.run_overrides)  # the network that is gated
@@ -85,8 +85,8 @@ class Comparison:
         return self._setting(label, ["network=grouped", f"network.groups={write_value(named)}"], named)
 
     def _setting(self, label: str, overrides: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
-        common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]
-        heads = ["heads=separate"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
+        common = ["callbacks.routing.figures=false", "callbacks.progress=null"]
+        heads = ["heads=per_task"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
         splits = ["data.seed=${seed}"] if self.own_splits else []
         run_overrides = [
             override

@@ -136,7 +136,7 @@ def trees(spec: DataSpec, tasks: Sequence[TaskSpec], rows: Batch) -> Predict:
         there = labelled(task, target)
         y, w = target[there], rows.weights[task.name][there].numpy() if rows.weights else None
         if task.kind == "regression":  # of a Poisson loss, the rate in units of the mean
-            y = y / np.exp(task.mean) if task.loss == "poisson" else task.standardised(y)
+            y = y / np.exp(task.mean) if task.loss == "poisson" else task.standardized(y)
             options: dict[str, Any] = {"objective": OBJECTIVES.get(task.loss or "", "regression")}
         else:
             options = {"objective": task.kind} | ({"num_class": task.num_classes} if task.num_classes > 1 else {})

@@ -58,7 +58,7 @@ class Distillation:
         task, theirs = self.tasks[name], self.teacher_tasks[name]
         if (task.mean, task.std) == (theirs.mean, theirs.std):
             return prediction
-        return task.standardised(theirs.in_units(prediction)).to(at_least_float32(prediction).dtype)
+        return task.standardized(theirs.in_units(prediction)).to(at_least_float32(prediction).dtype)
 
 
 def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:

@@ -86,7 +86,7 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
             log_rest = F.logsigmoid(prediction * (1 - 2 * target))  # log(1 - p): a power of 1 - p has no gradient at 0
             each = each * (log_rest * _of_each(tasks, "gamma", target)).exp()
         return torch.where(mask, each, 0.0), mask
-    target = _standardised(tasks, prediction, target)
+    target = _standardized(tasks, prediction, target)
     if loss == "poisson":
         prediction, target = (torch.where(mask, x, 0.0) for x in (prediction, target))
         each = torch.xlogy(target, target) - target * prediction - target + prediction.exp()
@@ -101,7 +101,7 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
     return slope * (size - slope / 2), mask
 
 
-def _standardised(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> Tensor:
+def _standardized(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> Tensor:
     """Return the labels ``target [N, B]`` in standard units and in the dtype of ``prediction``.
 
     For a Poisson loss, they are divided by the mean label, whose logarithm is ``TaskSpec.mean``.
@@ -117,7 +117,7 @@ def _standardised(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor)
 
 def _of_quantiles(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the pinball loss ``[B]`` of a task with quantiles; 0 for a row without a label."""
-    standard = _standardised([task], prediction, target[None])[0]
+    standard = _standardized([task], prediction, target[None])[0]
     return pinball(task, prediction.reshape(-1, task.outputs), standard)
 
 

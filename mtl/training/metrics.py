@@ -75,7 +75,7 @@ def log_loss(likelihood: Tensor) -> Tensor:
     return -likelihood.clamp(min=torch.finfo(torch.float64).eps).log().mean()
 
 
-def normalised_entropy(rows: LabeledPredictions) -> Tensor:
+def normalized_entropy(rows: LabeledPredictions) -> Tensor:
     """Return the log loss over that of the share of positive labels as a constant prediction (He et al. 2014).
 
     Below 1 is better than the constant. It is undefined if all labels are equal.
@@ -234,7 +234,7 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except the metr
         "matthews": Metric(lambda rows: matthews(positives(rows), rows.label)),
         "ece": Metric(lambda rows: calibration_error(rows.prediction, rows.label), False),
         "logloss": Metric(binary_log_loss, False),
-        "normalised_entropy": Metric(normalised_entropy, False),
+        "normalized_entropy": Metric(normalized_entropy, False),
         "calibration_ratio": Metric(calibration_ratio, None),
         "precision@K%": Metric(partial(top, name="precision")),
         "recall@K%": Metric(partial(top, name="recall")),

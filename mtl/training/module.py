@@ -23,7 +23,7 @@ from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import task_loss_sums
 from mtl.training.measurements import NETWORK, Measurements, log_measurements, log_values
-from mtl.training.sparse import CompositeOptimizer, make_sparse, plain_gradients
+from mtl.training.sparse import CompositeOptimizer, make_embeddings_sparse, plain_gradients
 from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
 
@@ -42,8 +42,8 @@ class MultiTaskModule(LightningModule):
 
     ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
     ``distillation`` adds the comparison with a teacher for the tasks of each batch, logged as auxiliary losses.
-    ``weighting`` combines the task losses into one loss, by default their sum. ``table_optimizer`` trains the embedding
-    tables, with sparse gradients, and ``optimizer`` the rest.
+    ``weighting`` combines the task losses into one loss, by default their sum. ``embedding_optimizer`` trains the
+    embedding tables, with sparse gradients, and ``optimizer`` the rest.
 
     Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
@@ -61,7 +61,7 @@ class MultiTaskModule(LightningModule):
         config: Mapping[str, Any] | None = None,
         distillation: Distillation | None = None,
         weighting: Weighting | None = None,
-        table_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        embedding_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     ) -> None:
         super().__init__()
         check_network(network)
@@ -73,7 +73,10 @@ class MultiTaskModule(LightningModule):
         self.weighting = weighting or FixedWeighting(network, len(tasks))
         network.expand_representation = self.weighting.reads_representation
         self._optimizer = optimizer
-        self._table_optimizer, self._tables = table_optimizer, make_sparse(network) if table_optimizer else []
+        self._embedding_optimizer, self._tables = (
+            embedding_optimizer,
+            make_embeddings_sparse(network) if embedding_optimizer else [],
+        )
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
@@ -258,9 +261,9 @@ class MultiTaskModule(LightningModule):
             own = dict(key)
             group["lr"] *= own.pop("lr_factor")
             group.update(own)
-        if self._table_optimizer is None:
+        if self._embedding_optimizer is None:
             return optimizer
-        return CompositeOptimizer([optimizer, self._table_optimizer(self._tables)])
+        return CompositeOptimizer([optimizer, self._embedding_optimizer(self._tables)])
 
     def configure_gradient_clipping(
         self,

@@ -72,11 +72,14 @@ class CompositeOptimizer(Optimizer):
         return loss
 
 
-def make_sparse(network: nn.Module) -> list[nn.Parameter]:
+def make_embeddings_sparse(network: nn.Module) -> list[nn.Parameter]:
     """Let all embedding tables of ``network`` have sparse gradients; return the tables."""
     tables: list[Any] = [part for part in network.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     name = type(network).__name__
-    require(bool(tables), f"table_optimizer: {name} has no embedding table for these inputs; use table_optimizer=none")
+    require(
+        bool(tables),
+        f"embedding_optimizer: {name} has no embedding table for these inputs; use embedding_optimizer=none",
+    )
     for table in tables:
         table.sparse = True
     return [table.weight for table in tables]

@@ -21,12 +21,12 @@ from mtl.predictions import bin_counts, class_names, main_column
 from mtl.report.statistics import SIGNIFICANCE, holm
 from mtl.types import TaskSpec
 
-FLOOR = 1e-4  # the least share of a bin, so that empty bins have a logarithm
+MIN_FRACTION = 1e-4  # the least share of a bin, so that empty bins have a logarithm
 THRESHOLD = 0.2
-LEAST = 200  # rows of which ``mtl predict`` says that they have changed
-KINDS = {**dict.fromkeys(("column", "what"), pl.String), **dict.fromkeys(("psi", "p"), pl.Float64)}
-KINDS |= {name + then: pl.Float64 for name in ("unknown", "missing", "mean") for then in ("_then", "")}
-DRIFT = {**KINDS, "drifted": pl.Boolean}
+MIN_ROWS = 200  # rows of which ``mtl predict`` says that they have changed
+SCHEMA = {**dict.fromkeys(("column", "kind"), pl.String), **dict.fromkeys(("psi", "p"), pl.Float64)}
+SCHEMA |= {name + suffix: pl.Float64 for name in ("unknown", "missing", "mean") for suffix in ("_reference", "")}
+DRIFT = {**SCHEMA, "drifted": pl.Boolean}
 
 
 class Predicted(StrictModel):
@@ -43,55 +43,59 @@ def drift(model: Any, frame: pl.DataFrame, threshold: float, batch_size: int, wh
     if model.labelled is None:
         raise InputError("the data of this network are no table, whose columns could be compared")
     predictions = model.predict(frame, batch_size=batch_size, where=where)
-    found = columns(model, frame, where)
-    then = valid(dict[str, Predicted], model.stored.get("predicted", {}), "the predictions in the checkpoint")
+    rows = compare_columns(model, frame, where)
+    reference = valid(dict[str, Predicted], model.stored.get("predicted", {}), "the predictions in the checkpoint")
     for task in model.spec.tasks:
-        values, row = numbers(task, predictions), dict[str, Any](column=task.name, what="prediction")
-        if task.name in then:
-            before = then[task.name]
-            counts = bin_counts(values, before.edges)
-            row |= {"psi": psi(before.counts, counts), "p": chance(before.counts, counts), "mean_then": before.mean}
-        found.append(row | ({} if task.kind == "multiclass" else {"mean": float(np.mean(values))}))
-    return judged(found, threshold)
+        values, row = numbers(task, predictions), dict[str, Any](column=task.name, kind="prediction")
+        if stored := reference.get(task.name):
+            counts = bin_counts(values, stored.edges)
+            row |= {
+                "psi": psi(stored.counts, counts),
+                "p": p_value(stored.counts, counts),
+                "mean_reference": stored.mean,
+            }
+        rows.append(row | ({} if task.kind == "multiclass" else {"mean": float(np.mean(values))}))
+    return judge(rows, threshold)
 
 
-def columns(model: Any, frame: pl.DataFrame, where: str) -> list[dict[str, Any]]:
+def compare_columns(model: Any, frame: pl.DataFrame, where: str) -> list[dict[str, Any]]:
     """Return the comparison of each column as a row of the table. Raises InputError for a checkpoint without them."""
-    found, rows = model.encoder.histograms_of(frame, where), []
-    require(bool(found), "this checkpoint does not describe its training rows, as those of tables do")
-    for name, (then, now) in found.items():
-        row = {"column": name, "what": "column", "psi": psi(then.counts, now.counts)}
-        row |= {"p": chance(then.counts, now.counts), "unknown_then": then.unknown, "unknown": now.unknown}
-        row |= {"missing_then": then.missing, "missing": now.missing, "mean_then": then.mean, "mean": now.mean}
+    histograms, rows = model.encoder.histograms_of(frame, where), []
+    require(bool(histograms), "this checkpoint does not describe its training rows, as those of tables do")
+    for name, (reference, current) in histograms.items():
+        row = {"column": name, "kind": "column", "psi": psi(reference.counts, current.counts)}
+        row["p"] = p_value(reference.counts, current.counts)
+        for value in ("unknown", "missing", "mean"):
+            row |= {f"{value}_reference": getattr(reference, value), value: getattr(current, value)}
         rows.append(row)
     return rows
 
 
-def judged(rows: Sequence[dict[str, Any]], threshold: float = THRESHOLD) -> pl.DataFrame:
+def judge(rows: Sequence[dict[str, Any]], threshold: float = THRESHOLD) -> pl.DataFrame:
     """Return the table of drift with p-values corrected by Holm's method, the largest change first."""
-    table = pl.DataFrame(rows, KINDS)
-    known = table.filter(pl.col("p").is_not_null())
-    known = known.with_columns(p=pl.Series(holm(known["p"].to_list()), dtype=pl.Float64))
-    table = pl.concat([known, table.filter(pl.col("p").is_null())])
+    table = pl.DataFrame(rows, SCHEMA)
+    tested = table.filter(pl.col("p").is_not_null())
+    tested = tested.with_columns(p=pl.Series(holm(tested["p"].to_list()), dtype=pl.Float64))
+    table = pl.concat([tested, table.filter(pl.col("p").is_null())])
     drifted = (pl.col("psi") > threshold) & (pl.col("p") < SIGNIFICANCE)
     table = table.with_columns(drifted=drifted.fill_null(False))
     return table.sort("drifted", "psi", descending=True, nulls_last=True, maintain_order=True)
 
 
-def psi(then: Sequence[int], now: Sequence[int]) -> float:
-    """Return the population stability index of two lists of counts; shares below ``FLOOR`` count as this share."""
-    p, q = (np.maximum(np.array(counts) / max(1, sum(counts)), FLOOR) for counts in (then, now))
+def psi(reference: Sequence[int], current: Sequence[int]) -> float:
+    """Return the population stability index of two lists of counts; smaller shares count as ``MIN_FRACTION``."""
+    p, q = (np.maximum(np.array(counts) / max(1, sum(counts)), MIN_FRACTION) for counts in (reference, current))
     return float(((p - q) * np.log(p / q)).sum())
 
 
-def chance(then: Sequence[int], now: Sequence[int]) -> float:
+def p_value(reference: Sequence[int], current: Sequence[int]) -> float:
     """Return the p-value that two lists of counts are samples of one distribution.
 
     It is that of the bin that differs most, times the number of bins (Bonferroni). Of a bin, it is the two-sided
     binomial probability of the smaller sample's count, given its share in both samples: unlike a chi-squared test, it
     also holds for bins that are nearly empty, such as that of unknown categories.
     """
-    few, many = sorted((np.array(then), np.array(now)), key=np.sum)
+    few, many = sorted((np.array(reference), np.array(current)), key=np.sum)
     share, rows = (few + many) / max(1, few.sum() + many.sum()), few.sum()
     tail = np.minimum(scipy.stats.binom.cdf(few, rows, share), scipy.stats.binom.sf(few - 1, rows, share))
     return float(min(1.0, 2 * tail.min() * np.count_nonzero(share)))
@@ -105,22 +109,22 @@ def numbers(task: TaskSpec, predictions: pl.DataFrame) -> Any:
     return values.to_numpy() if task.kind == "regression" else np.array([*map(class_names(task).index, values)])
 
 
-def shown(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table to read: a line for each column, with then and now in one cell."""
+def format_drift(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table as it is shown: a line for each column, with both values of a number in one cell."""
     lines = []
     for row in table.iter_rows(named=True):
-        of_task = "the predictions of " if row["what"] == "prediction" else ""
+        of_task = "the predictions of " if row["kind"] == "prediction" else ""
         line = {"column": of_task + row["column"], "psi": row["psi"], "p": row["p"]}
         for name in ("unknown", "missing", "mean"):
-            then, now = (number(value, 3) for value in (row[f"{name}_then"], row[name]))
-            line[name] = "" if then == now == "-" else f"{then} → {now}"
+            reference, current = (number(value, 3) for value in (row[f"{name}_reference"], row[name]))
+            line[name] = "" if reference == current == "-" else f"{reference} → {current}"
         lines.append(line | {"drifted": "yes" if row["drifted"] else ""})
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def in_words(table: pl.DataFrame, rows: int) -> str:
+def describe_drift(table: pl.DataFrame, rows: int) -> str:
     """Say in one sentence what has changed."""
-    names = shown(table.filter("drifted")).get_column("column", default=pl.Series([], dtype=pl.String))
+    names = format_drift(table.filter("drifted")).get_column("column", default=pl.Series([], dtype=pl.String))
     if not len(names):
         return f"No column and no prediction of these {rows:,} rows has changed by more than the threshold and chance."
     return f"Changed since the training: {join_names(names)}."

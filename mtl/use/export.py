@@ -75,7 +75,7 @@ def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mappi
     tasks = {task.name: task for task in model.spec.tasks}
 
     def standard(name: str, value: Tensor) -> Tensor:
-        return tasks[name].standardised(value) if name in tasks else value
+        return tasks[name].standardized(value) if name in tasks else value
 
     return max(float((standard(name, found[name]) - standard(name, expected[name])).abs().max()) for name in expected)
 

@@ -1,10 +1,11 @@
 """Rank the hidden units of a dense Transformer run: ``mtl neurons RUN``.
 
-``network.start=importance network.importance=FILE`` splits dense layers into experts by this ranking (MoEBERT: Zuo et
-al. 2022, section 3.1). The importance of hidden unit j is I_j = sum_n | w1_j . dL_n/dw1_j + w2_j . dL_n/dw2_j |, with
-w1_j and w2_j its weights into and out of the layer, and L_n the loss of sample n. One backward pass of the summed loss
-gives it for all samples: the inner term is the sum over the tokens s of sample n of da_sj (a_sj - b_j) + dh_sj h_sj,
-with the pre-activation a_sj = w1_j . x_s + b_j, the activation h_sj, and d the gradients of the loss.
+``network.expert_init=neuron_scores network.neuron_scores=FILE`` splits dense layers into experts by this ranking
+(MoEBERT: Zuo et al. 2022, section 3.1). The importance of hidden unit j is
+I_j = sum_n | w1_j . dL_n/dw1_j + w2_j . dL_n/dw2_j |, with w1_j and w2_j its weights into and out of the layer, and L_n
+the loss of sample n. One backward pass of the summed loss gives it for all samples: the inner term is the sum over the
+tokens s of sample n of da_sj (a_sj - b_j) + dh_sj h_sj, with the pre-activation a_sj = w1_j . x_s + b_j, the activation
+h_sj, and d the gradients of the loss.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Recorder:
         return terms.new_zeros(num_rows, terms.shape[1]).index_add(0, rows, terms).abs().sum(0)
 
 
-def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Iterable[Batch]) -> Tensor:
-    """Return the importance ``[layers, W]`` of the hidden units of all dense layers over ``batches``.
+def neuron_scores(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Iterable[Batch]) -> Tensor:
+    """Return the scores ``[layers, W]`` of the hidden units of all dense layers over ``batches``.
 
     This puts ``network`` into evaluation mode, without dropout, and clears its gradients.
     """
@@ -84,10 +85,10 @@ def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Ite
     return total
 
 
-def write_importance(
+def write_neuron_scores(
     path: str | Path, file: Path, trust: Sequence[str] = (), data_dir: str | None = None
 ) -> tuple[int, int]:
-    """Write the importance ``[layers, W]`` of a run's network over its validation rows; return the shape.
+    """Write the scores ``[layers, W]`` of a run's network over its validation rows; return the shape.
 
     ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For ``path`` and ``trust`` see
     ``mtl.load``.
@@ -102,7 +103,7 @@ def write_importance(
     assert isinstance(network, Transformer)
     console, batches = Console(stderr=True), data.val_dataloader()
     shown = track(batches, file.name, len(batches), console=console, transient=True, disable=not console.is_terminal)
-    scores = importance(network, {task.name: task for task in network.tasks}, shown)
+    scores = neuron_scores(network, {task.name: task for task in network.tasks}, shown)
     with writing(file) as opened:
-        torch.save({"importance": scores.cpu()}, opened)
+        torch.save({"neuron_scores": scores.cpu()}, opened)
     return scores.shape[0], scores.shape[1]

@@ -56,7 +56,7 @@ def predicted(
         missing = [name for name in keep or () if name not in there]
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
         found = model.predict(block, tasks, experts, batch_size, str(rows), interval)
-        if number == 0 and len(block) >= drift.LEAST:
+        if number == 0 and len(block) >= drift.MIN_ROWS:
             _warn_of_drift(model, block[:SEEN], rows)
         kept = block.select(there if keep is None else list(keep))
         twice = [name for name in found.columns if name in kept.columns]
@@ -71,7 +71,7 @@ def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path) -> None
     """Warn if columns of a block of rows have changed since the training."""
     assert model.encoder is not None
     if model.encoder.histograms_of(block[:0], str(rows)):
-        changed = drift.judged(drift.columns(model, block, str(rows))).filter("drifted")["column"].to_list()
+        changed = drift.judge(drift.compare_columns(model, block, str(rows))).filter("drifted")["column"].to_list()
         if changed:
             log.warning("%s, changed since the training: %s; mtl drift says how", rows, join_names(changed))
 

@@ -78,7 +78,7 @@ def write_run_page(
     except InputError as error:
         notes.append(f"What needs the predictions for the test rows is left out: {first_line(error)}")
     try:
-        checkpoint = read(folder, "last" if config(folder).get("tested") == "last" else "best")
+        checkpoint = read(folder, "last" if config(folder).get("test_checkpoint") == "last" else "best")
         epoch = int(checkpoint.get("epoch", 0))
         table = _tested_table(checkpoint, trust, frames or {}, places or {})
         notes += table.changes if table else ()

@@ -27,9 +27,9 @@ from mtl.training.evaluation import predict_batches
 from mtl.training.measurements import NETWORK, Measurements, is_routing
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
+from mtl.use.effects import cell_effects
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluated, importance
-from mtl.use.reasons import reasons
 
 ROWS = "the table"  # name in messages for rows that do not come from a file
 
@@ -141,7 +141,7 @@ class TrainedModel:
         return like(rows, pl.DataFrame(table), indexed=True)
 
     @validated
-    def explain(
+    def routing(
         self, rows: Any, tasks: Sequence[str] | None = None, batch_size: LargeCount = 4096, where: str = ROWS
     ) -> Any:
         """Return the experts that each row uses for each task: columns row (from 0), layer, task, expert and weight.
@@ -149,7 +149,7 @@ class TrainedModel:
         Only weights other than 0 are listed. In a network on texts that routes tokens, the weight of a row is the mean
         over its tokens. A network without experts gives no rows. The result is of polars, or of pandas if ``rows`` are.
         """
-        parts, start = [pl.DataFrame(schema=EXPLANATION)], dict[tuple[str, str], int]()
+        parts, start = [pl.DataFrame(schema=ROUTING)], dict[tuple[str, str], int]()
         given = rows if _is_tensors(rows) else to_polars(rows)
         for batch, output in self._outputs(given, self.tasks_named(tasks), batch_size, where):
             for key, weights in self._weights(batch.inputs, output):
@@ -158,7 +158,7 @@ class TrainedModel:
                 start[key] = done + len(weights)
                 columns = {"row": (row + done).numpy(), "layer": key[1], "task": key[0], "expert": expert.numpy()}
                 columns["weight"] = weights[row, expert].numpy()
-                parts.append(pl.DataFrame(columns, schema=EXPLANATION))
+                parts.append(pl.DataFrame(columns, schema=ROUTING))
         return like(rows, pl.concat(parts).sort("row", maintain_order=True))
 
     @validated
@@ -184,7 +184,7 @@ class TrainedModel:
         return like(rows, importance(self, self.labelled, to_polars(rows), repeats, seed, where))
 
     @validated
-    def reasons(
+    def explain(
         self,
         rows: Any,
         tasks: Sequence[str] | None = None,
@@ -201,10 +201,10 @@ class TrainedModel:
         up to the prediction. The largest of a row and task stand first. ``rows``: as in ``predict``; the result is of
         polars, or of pandas if ``rows`` are.
         """
-        require(bool(self.columns) and not _is_tensors(rows), "reasons need rows of a table, whose cells are changed")
+        require(bool(self.columns) and not _is_tensors(rows), "explain needs rows of a table, whose cells are changed")
         frame = to_polars(rows)
         others = frame if reference is None else to_polars(reference)
-        return like(rows, reasons(self, frame, self.tasks_named(tasks), others, samples, seed, where))
+        return like(rows, cell_effects(self, frame, self.tasks_named(tasks), others, samples, seed, where))
 
     @validated
     def drift(
@@ -215,10 +215,10 @@ class TrainedModel:
         A column has ``drifted`` if its ``psi``, the population stability index, is above ``threshold``, and ``p``, the
         probability of such a change by chance, corrected by Holm's method for the number of rows of the table, is below
         0.05. There are also the shares of unknown categories and of missing cells, and the means of numbers, in the
-        training rows (``unknown_then``, ...) and now. Rows whose ``what`` is prediction compare the predictions of a
-        task with those of the validation. What is not known, such as the predictions of a task without labels there, is
-        null. ``rows``: as in ``predict``; the result is of polars, or of pandas if ``rows`` are. Raises InputError for
-        a checkpoint of an older version, which has no histograms.
+        training rows (``unknown_reference``, ...) and in these. Rows whose ``kind`` is prediction compare the
+        predictions of a task with those of the validation. What is not known, such as the predictions of a task without
+        labels there, is null. ``rows``: as in ``predict``; the result is of polars, or of pandas if ``rows`` are.
+        Raises InputError for a checkpoint of an older version, which has no histograms.
         """
         return like(rows, drift(self, to_polars(rows), threshold, batch_size, where))
 
@@ -290,7 +290,7 @@ class TrainedModel:
 
 TRAINING = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks")  # the state of a training
 OF_ALL = ("loss", "average", "small_average")  # metrics of all tasks together
-EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert": pl.Int64, "weight": pl.Float32}
+ROUTING = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert": pl.Int64, "weight": pl.Float32}
 
 
 def load(

@@ -55,7 +55,7 @@ TABLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # files, task
     "rare label": ("csv", {"rare": {"kind": "binary"}}, {"ignore": ["click", "cart", "plan", "minutes", "weight"]}),
     "kinds of columns": ("csv", TASKS, {"columns": KINDS, "vocabulary": {"max_size": 12}}),
     "weights": ("csv", {**TASKS, "rare": {"kind": "binary", "weight_column": "visits"}}, {"weight_column": "weight"}),
-    "chain": ("csv", {**TASKS, "cart": {"kind": "binary", "after": "click"}}, {"relative_losses": True}),
+    "chain": ("csv", {**TASKS, "cart": {"kind": "binary", "after": "click"}}, {"normalize_losses": True}),
 }
 
 

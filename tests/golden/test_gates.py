@@ -222,4 +222,4 @@ def test_permuted_topk(path: Path) -> None:
         pytest.skip("no permuted weights in this file")
     n, k = len(case["weight"]), case["indices"].shape[1]
     gate = load(TopKGate(1, n, case["x"].shape[1], k=k), case, {"weight": "weight", "bias": "bias"})
-    close(permute(gate(case["x"]).weights, case["perm"].mean(0)[None], normalise=True)[:, 0], case["weights_perm"])
+    close(permute(gate(case["x"]).weights, case["perm"].mean(0)[None], normalize=True)[:, 0], case["weights_perm"])

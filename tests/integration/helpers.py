@@ -31,7 +31,7 @@ SMALL = [
     "trainer.accelerator=cpu",
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
-    "callbacks.routing.pictures=false",  # a picture takes longer than a small run
+    "callbacks.routing.figures=false",  # a picture takes longer than a small run
 ]
 # Sizes of a mixture that trains at once
 NARROW = ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
@@ -75,7 +75,7 @@ def _composed(words: tuple[str, ...]) -> DictConfig:
 def compose_small(run_dir: Path, *words: str) -> DictConfig:
     """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
     logger = [] if any(word.lstrip("~").startswith("logger") for word in words) else ["logger=none"]
-    cfg = composed([*SMALL, *logger, "label=test", *words])
+    cfg = composed([*SMALL, *logger, "run_name=test", *words])
     given = {word.partition("=")[0] for word in words}
     smaller: dict[str, Any] = {}  # set as if they were words, since Hydra takes longer than many a test
     if "tasks_per_group" in cfg.data and "data.tasks_per_group" not in given:
@@ -91,7 +91,7 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
 def accepted(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``words``, with every value checked."""
     cfg = composed(words)
-    cfg.label, cfg.paths.run_dir = "test", "."
+    cfg.run_name, cfg.paths.run_dir = "test", "."
     check(cfg)
     return cfg
 

@@ -67,8 +67,8 @@ def test_schedules_and_hardening_count_optimiser_steps(whole: Path) -> None:
     [
         *(slow(signal.SIGTERM, batch, step, []) for batch, step in ((0, 1), (9, 4))),
         (signal.SIGTERM, 14, 6, []),
-        slow("kill", 8, 2, ["callbacks.last.every_steps=2"]),
-        ("kill", 14, 4, ["callbacks.last.every_steps=2"]),
+        slow("kill", 8, 2, ["callbacks.last.every_n_steps=2"]),
+        ("kill", 14, 4, ["callbacks.last.every_n_steps=2"]),
         ("time", 13, 6, []),
     ],
 )

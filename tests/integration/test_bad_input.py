@@ -20,13 +20,13 @@ from tests.programs import attempt, generated
 CHOICES = (["gate=dselect_k"], ["gate=topk", "permutation=sinkhorn"], ["schedule=temperature"])
 KNOWN = [  # that values of single options do not cover: tests/unit/test_options.py has those
     *("trainer=nothing", "trainer=null", "trainer=5", "callbacks.best.monitor=nothing", "callbacks.best.mode=middle"),
-    *("callbacks.early_stopping.monitor=nothing", "callbacks.last.every_minutes=abc", "gate=null", "gate=commet"),
+    *("callbacks.early_stopping.monitor=nothing", "callbacks.last.every_n_minutes=abc", "gate=null", "gate=commet"),
     *("gate=topk gate.k=99", "network=null", "compile=true", "ckpt=5", "ckpt=", "ckpt=nowhere.ckpt", "ckpt=."),
     *("evaluate=nowhere.ckpt", "evaluate=5", "ckpt=a evaluate=b", "optimizer=null", "hydra.run.dir=/proc/nothing"),
     *("hydra.run.dir=/dev/null", "paths.output_dir=/dev/null", "nothing=1", "+nothing=1", "x", "=", "a b"),
     *("optimizer._target_=torch.optim.Nothing", "gate._target_=nothing.At.All", "+gate.more=1", "data=null"),
     *("data._target_=null", "data.nothing=1", "++data.nothing=1", "recipe=5", "callbacks=null", "logger=5"),
-    *("experiment=nothing", "label=${nothing}", "recipe.k=${recipe.k}", "schedule=temperature", "gate=comet,topk"),
+    *("experiment=nothing", "run_name=${nothing}", "recipe.k=${recipe.k}", "schedule=temperature", "gate=comet,topk"),
     *("'unbalanced", "data.rows=[1", "gate.k={a", "~nothing", "trainer.strategy=nothing", "+trainer.nothing=1"),
     *("data=table data.path=nowhere.csv", "data=table data.path=/dev/null 'data.tasks.a={kind: binary}'"),
     *("data=table data.path=.", "data=table 'data.tasks.a={kind: binary}'", "data=table data.tasks=5 data.path=x.csv"),
@@ -62,7 +62,7 @@ def random_ones() -> list[list[str]]:
 def found_at_once(words: list[str]) -> bool:
     """Return whether the check of the configuration, which comes first, answers the last of ``words``."""
     cfg, (key, _, _) = composed(words[:-1]), words[-1].partition("=")
-    cfg.label, cfg.paths.run_dir = "test", "."
+    cfg.run_name, cfg.paths.run_dir = "test", "."
     OmegaConf.update(cfg, key, OverridesParser.create().parse_override(words[-1]).value(), merge=False)
     try:
         check(cfg)

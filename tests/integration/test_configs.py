@@ -44,7 +44,7 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
         *("data=text", OWN_TEXTS, "network=shared_bottom"),
         *("bottom.config={hidden_size: 16}", "data.vocabulary=200"),
     ],
-    **{f"table_optimizer={name}": ["data=movielens"] for name in ("rowwise_adagrad", "sparse_adam")},
+    **{f"embedding_optimizer={name}": ["data=movielens"] for name in ("rowwise_adagrad", "sparse_adam")},
     "network=frozen_experts": ["data=synthetic_recovery"],
     "heads=aitm": [
         *("data=table", "data.path=${paths.data_dir}/rows.parquet"),
@@ -89,7 +89,7 @@ def repeated() -> set[str]:
     found = {f"{group}={name}" for group, name in composed([]).choices.items()}  # trained below
     for word in (word for group in ("experiment", "data") for word in ALL if word.startswith(group)):
         found |= {f"{group}={name}" for group, name in brought(word).items()} if word not in found else set()
-    found |= {word for word in ALL if word.startswith(("weighting", "table_optimizer"))} - WHOLE_RUNS
+    found |= {word for word in ALL if word.startswith(("weighting", "embedding_optimizer"))} - WHOLE_RUNS
     return found
 
 
@@ -138,11 +138,11 @@ def test_a_process_without_rows_evaluates_every_network(words: list[str], tmp_pa
 
 CHAIN = ["data=table", "data.path=${paths.data_dir}/rows.parquet", "gate=softmax"]
 CHAIN += ["data.tasks={a: {column: click, kind: binary}, b: {column: click, kind: binary, after: a}, c: ${.a}}"]
-PLE = ["network=ple", "gate=softmax", "network.num_levels=3", "recipe.num_experts=3", "network.num_own=1"]
+PLE = ["network=ple", "gate=softmax", "network.num_levels=3", "recipe.num_experts=3", "network.num_task_experts=1"]
 OWNERS = [[word, "gate=softmax"] for word in ALL if word.startswith("network=") and "routed" not in word]
 OWNERS += [[word] for word in ALL if word.startswith("network=routed")]
 OWNERS += [PLE, [*PLE, "permutation=sinkhorn", "permutation.per_task=true"], [*PLE, *CHAIN]]
-OWNERS += [["heads=aitm", *CHAIN], ["heads=separate", *CHAIN], ["network=single_task", *CHAIN]]
+OWNERS += [["heads=aitm", *CHAIN], ["heads=per_task", *CHAIN], ["network=single_task", *CHAIN]]
 OWNERS += [["network=grouped", "network.groups=[[a],[b,c]]", *CHAIN], ["gate=task_top1", "gate.shared=true"]]
 
 
@@ -251,7 +251,7 @@ def test_any_data_takes_any_recipe(data: str, recipe: str) -> None:
 def test_values_set_in_a_composed_configuration_equal_those_that_hydra_composes() -> None:
     """So the tests set them, which is faster."""
     words = ["data=movielens", "recipe.comet={gamma: 2}", "recipe.expert_units=[8]", "+data.x=1", "~callbacks.best"]
-    words += ["recipe.k=${recipe.num_experts}", "label='two words'", "seed=3", "gate=topk"]
+    words += ["recipe.k=${recipe.num_experts}", "run_name='two words'", "seed=3", "gate=topk"]
     assert composed(words) == helpers._composed(tuple(words))
 
 

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.programs import Forked, Outcome
 
 MINE = ("data=mine", "gate=threshold", "experts=gated", "network=two_mixtures", "permutation=sinkhorn")
-QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false")
+QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.figures=false")
 
 
 @pytest.fixture(scope="module")

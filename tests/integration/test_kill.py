@@ -29,7 +29,7 @@ KINDS = {
         *("recipe.expert_units=[8]", "recipe.head_units=[8]"),
     ],
     "tasks": [
-        *("experiment=synthetic_pairs_routing", "data.rows=[1200,200,200]", "data.order=temperature"),
+        *("experiment=synthetic_pairs_routing", "data.rows=[1200,200,200]", "data.task_order=temperature"),
         *("network=routed_dense", "network.dropout=0.3", "recipe.gumbel_matrix.budget_weight=0.1"),
     ],
     "table": [
@@ -45,7 +45,7 @@ KINDS = {
         "trainer.accumulate_grad_batches=2",
     ],
     "ple": [
-        *("network=ple", "network.num_own=2", "data=movielens", "gate=remoe", "recipe.dropout=0.5"),
+        *("network=ple", "network.num_task_experts=2", "data=movielens", "gate=remoe", "recipe.dropout=0.5"),
         *("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
     ],
     "texts": [  # steps of two tasks, accumulated; the learning rate rises, then falls; a permutation that hardens
@@ -57,7 +57,7 @@ KINDS = {
 }
 BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8, "ple": 16, "texts": 4}
 WORDS = ["trainer.max_epochs=3", "logger=csv", "logger.csv.flush_logs_every_n_steps=1", "trainer.log_every_n_steps=1"]
-WORDS += ["callbacks.progress=null", "callbacks.routing.pictures=false", "callbacks.last.every_steps=4"]
+WORDS += ["callbacks.progress=null", "callbacks.routing.figures=false", "callbacks.last.every_n_steps=4"]
 WORDS += ["trainer.accelerator=cpu"]
 LAUNCHER = {
     "one": [],

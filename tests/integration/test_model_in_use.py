@@ -137,7 +137,7 @@ def test_rows_that_do_not_fit(rows: object, message: str, trained: Path) -> None
 
 def test_experts_of_each_row(trained: Path) -> None:
     model, rows = mtl.load(best(trained), device="cpu"), table()
-    found = model.explain(rows, batch_size=150)
+    found = model.routing(rows, batch_size=150)
     assert found.columns == ["row", "layer", "task", "expert", "weight"]
     with torch.no_grad():
         weights = model.network(model.encode(rows)).routings["mixture"].weights
@@ -262,7 +262,7 @@ def test_texts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no column 'sentence2' .*, which task 'rte' reads; it has sentence, "):
         model.predict(rows)
     used = (
-        model.explain(rows.with_columns(sentence2=pl.lit("d"))).group_by("row", "layer", "task").agg(pl.sum("weight"))
+        model.routing(rows.with_columns(sentence2=pl.lit("d"))).group_by("row", "layer", "task").agg(pl.sum("weight"))
     )
     assert len(used) == 3 * 2 * 2
     assert used["weight"].is_between(0, 1.001).all()
@@ -343,7 +343,7 @@ class TestOtherFiles:
             InputError, match=r"data.path=.*rows.csv has changed \(.* bytes in 1 files, before .*\) since the ch"
         ):
             run(resume_small(last, tmp_path / "run", *go_on))
-        run(resume_small(last, tmp_path / "run", *go_on, "changed_data=accept"))
+        run(resume_small(last, tmp_path / "run", *go_on, "on_data_change=accept"))
         state = read(last)["data"]
         assert state["encoder"] == read(best(trained))["data"]["encoder"]
         assert state["files"]["data.path"]["size"] == (tmp_path / "rows.csv").stat().st_size

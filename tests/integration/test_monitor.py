@@ -128,7 +128,7 @@ def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogC
 
 def test_weighted_steps_and_evaluation(tmp_path: Path) -> None:
     """Rows of weight 0 count as little as rows without a label, and halves of a batch add up to the batch."""
-    words = [*table(tmp_path), "trainer.max_epochs=1", "data.tasks.price.standardise=false"]
+    words = [*table(tmp_path), "trainer.max_epochs=1", "data.tasks.price.standardize=false"]
     frame = pl.read_csv(tmp_path / "rows.csv").with_columns(w=pl.int_range(240) % 2 * 3.0)
     frame.write_csv(tmp_path / "rows.csv")
     cfg = compose_small(tmp_path / "run", *words, "data.weight_column=w", "trainer.accumulate_grad_batches=2")

@@ -27,7 +27,7 @@ from tests.transformers import save_encoder, save_vocabulary
 
 pytestmark = pytest.mark.slow
 TINY = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.accelerator=cpu", "callbacks.progress=null"]
-TINY += ["callbacks.routing.pictures=false"]
+TINY += ["callbacks.routing.figures=false"]
 SMALL = [*TINY, "data.rows=[120,40,40]"]
 ONE = {
     "trainer=ddp": "trainer=ddp_cpu",

@@ -12,7 +12,7 @@ from mtl.cli.run import run
 from mtl.paper.definition import Pair, Paper
 from mtl.report.runs import read_named_runs
 from mtl.tune.launch import Launcher, run_folder
-from mtl.use.neurons import write_importance
+from mtl.use.neurons import write_neuron_scores
 from tests.integration.helpers import compose_small, narrow
 from tests.integration.test_configs import SMALL_OMNIGLOT
 from tests.transformers import save_encoder, save_vocabulary
@@ -41,8 +41,8 @@ def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> 
         words = Launcher([], folder).overrides(dataclasses.replace(definition, sources=sources), 0)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
         cfg = narrow(compose_small(path, *words, *small))
-        if file := cfg.network.get("importance"):
-            write_importance(Path(file).parent, Path(file), data_dir=cfg.paths.data_dir)
+        if file := cfg.network.get("neuron_scores"):
+            write_neuron_scores(Path(file).parent, Path(file), data_dir=cfg.paths.data_dir)
         run(cfg)
     return set(read_named_runs({path: (definition.label, 0)}).table.columns)
 

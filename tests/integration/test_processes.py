@@ -34,7 +34,7 @@ from tests.stopping import course
 from tests.unit.test_metric_values import LABELS, check_values, evaluation_of
 
 BASE = ["trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger=csv", "callbacks.progress=null", "seed=3"]
-BASE += ["callbacks.routing.pictures=false"]
+BASE += ["callbacks.routing.figures=false"]
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
 
 
@@ -139,12 +139,12 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 MOVIELENS = ["data=movielens", *NARROW, "recipe.dropout=0", "trainer.max_epochs=2"]
 MOVIELENS += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
 SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedule=one_cycle"]
-SPARSE += ["table_optimizer=rowwise_adagrad", "gate=topk", "gate.bias_rate=0.01", "gate.columns=[item]"]
-SPARSE += ["callbacks.conflict.every_steps=2"]  # only the first of two processes has validation rows
+SPARSE += ["embedding_optimizer=rowwise_adagrad", "gate=topk", "gate.bias_rate=0.01", "gate.columns=[item]"]
+SPARSE += ["callbacks.conflict.every_n_steps=2"]  # only the first of two processes has validation rows
 ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=gradnorm", "network.dropout=0"]
 ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2", "data.tasks_per_step=2"]
 PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
-PAIRS += ["callbacks.conflict.every_steps=2"]  # each of two processes has validation rows of other tasks
+PAIRS += ["callbacks.conflict.every_n_steps=2"]  # each of two processes has validation rows of other tasks
 PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=uncertainty", "trainer.max_epochs=2"]
 
 
@@ -169,7 +169,7 @@ LOSSES += [
     f"data.tasks.{loss}={{column: minutes, kind: regression, loss: {loss}}}" for loss in ("huber", "mae", "poisson")
 ]
 LOSSES += ["data.tasks.log={column: minutes, kind: regression, transform: log}", "data.tasks.rare={kind: binary}"]
-DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_steps=2"]
+DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_n_steps=2"]
 
 
 @pytest.mark.slow
@@ -180,14 +180,14 @@ DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_steps=2
         pytest.param([*CHAIN, "heads=aitm"], id="chain"),
         pytest.param([*CHAIN, "heads=aitm", "weighting=pcgrad"], id="chain, pcgrad"),
         pytest.param([*CHAIN, *DEEP, "weighting=upgrad"], id="three levels, upgrad, conflict"),
-        pytest.param([*LOSSES, "callbacks.conflict.every_steps=2"], id="losses, conflict"),
+        pytest.param([*LOSSES, "callbacks.conflict.every_n_steps=2"], id="losses, conflict"),
         pytest.param([*LOSSES, "gate=remoe"], id="remoe"),
         pytest.param([*LOSSES, "gate=topk", "gate.bias_rate=0.01"], id="bias"),
         pytest.param([*LOSSES, "weighting=mgda"], id="mgda"),
-        pytest.param([*LOSSES, "weighting=upgrad", "weighting.at=representation"], id="representation"),
-        pytest.param([*LOSSES, "weighting=famo", "network=adatt", "network.num_shared=1"], id="famo, adatt"),
+        pytest.param([*LOSSES, "weighting=upgrad", "weighting.grad_wrt=representation"], id="representation"),
+        pytest.param([*LOSSES, "weighting=famo", "network=adatt", "network.num_shared_experts=1"], id="famo, adatt"),
         pytest.param([*LOSSES, "network=stem", "gate=topk", "recipe.num_experts=3"], id="stem"),
-        pytest.param([*LOSSES, "ensemble=3", "recipe.number_dim=2", "data.relative_losses=true"], id="ensemble"),
+        pytest.param([*LOSSES, "ensemble=3", "recipe.number_dim=2", "data.normalize_losses=true"], id="ensemble"),
     ],
 )
 def test_several_processes_equal_one(words: list[str], processes: int, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ RESUMED += [
     "data.tasks_per_group=3",
     "recipe.head_units=[8]",
     "trainer.max_epochs=3",
-    "callbacks.last.every_steps=5",
+    "callbacks.last.every_n_steps=5",
 ]
 RESUMED += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.2"]
 

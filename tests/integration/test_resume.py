@@ -98,7 +98,7 @@ def test_stopped_in_float64(gate: str, tmp_path: Path) -> None:
 
 TASKS = [  # matrices drawn in every step, steps of two tasks in random order, dropout
     *("data=four_mnists", "network=routed_mnists", "gate=gumbel_matrix", "schedule=matrix_temperature"),
-    *("data.tasks_per_step=2", "data.order=temperature", "trainer.max_epochs=2", "logger=csv"),
+    *("data.tasks_per_step=2", "data.task_order=temperature", "trainer.max_epochs=2", "logger=csv"),
     "trainer.log_every_n_steps=1",
 ]
 
@@ -186,10 +186,10 @@ def test_killed_before_the_first_checkpoint_and_started_again(moments: tuple[str
 
 def test_steps_and_minutes(tmp_path: Path) -> None:
     Saves.seen = []
-    run(watched(compose_small(tmp_path, "trainer.max_epochs=1", "callbacks.last.every_steps=2"), Saves))
+    run(watched(compose_small(tmp_path, "trainer.max_epochs=1", "callbacks.last.every_n_steps=2"), Saves))
     assert sorted(set(Saves.seen)) == [2, 4, 5]
-    with pytest.raises(InputError, match=r"callbacks.last.every_minutes=0"):
-        run(compose_small(tmp_path / "b", "callbacks.last.every_minutes=0"))
+    with pytest.raises(InputError, match=r"callbacks.last.every_n_minutes=0"):
+        run(compose_small(tmp_path / "b", "callbacks.last.every_n_minutes=0"))
 
 
 class Saves(Callback):
@@ -228,8 +228,8 @@ SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedu
 
 @pytest.mark.parametrize("name", ["rowwise_adagrad", slow("sparse_adam")])
 def test_killed_with_sparse_tables(name: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [*NARROW, *SPARSE, f"table_optimizer={name}", "data=movielens", f"paths.data_dir={tiny_data}"]
-    words += ["trainer.accumulate_grad_batches=2", "data.batch_size=20", "callbacks.last.every_steps=2", "logger=csv"]
+    words = [*NARROW, *SPARSE, f"embedding_optimizer={name}", "data=movielens", f"paths.data_dir={tiny_data}"]
+    words += ["trainer.accumulate_grad_batches=2", "data.batch_size=20", "callbacks.last.every_n_steps=2", "logger=csv"]
     run(compose_small(tmp_path / "whole", *words))
     interrupted(tmp_path / "parts", 5, *words, how="kill")
     go_on(tmp_path / "parts", f"paths.data_dir={tiny_data}")
@@ -241,14 +241,14 @@ EVERYWHERE = ["data.batch_size=200", "trainer.val_check_interval=2", "recipe.dro
 EVERYWHERE += ["recipe.head_units=[8]", "recipe.expert_units=[8]", "trainer.max_epochs=3"]
 STATEFUL = {
     "early": ["optimizer.lr=0.3", "callbacks.early_stopping.patience=1", "lr_schedule=plateau"],
-    "average": ["callbacks.ema.decay=0.9", "callbacks.conflict.every_steps=2", "weighting=gradnorm"],
+    "average": ["callbacks.ema.decay=0.9", "callbacks.conflict.every_n_steps=2", "weighting=gradnorm"],
     "permuted": ["permutation=sinkhorn", "recipe.permutation.epochs=1.4", "permutation.noise=0.1", "weighting=dwa"],
     "remoe": ["gate=remoe", "network.static_gate=false", "optimizer=adagrad", "weighting=uncertainty"],
     "biased": ["gate=topk", "gate.bias_rate=0.01", "network.static_gate=false", "optimizer=sgd", "weighting=nash_mtl"],
-    "ensemble": ["ensemble=2", "gate=topk", "weighting=pcgrad", "callbacks.last.every_minutes=1e-6"],
+    "ensemble": ["ensemble=2", "gate=topk", "weighting=pcgrad", "callbacks.last.every_n_minutes=1e-6"],
     "annealed": ["gate=softmax_selector", "schedule=temperature", "lr_schedule=one_cycle", "optimizer=adamw"],
     "famo": ["weighting=famo", "network=stem"],
-    "representation": ["weighting=gradvac", "weighting.at=representation", "network=adatt"],
+    "representation": ["weighting=gradvac", "weighting.grad_wrt=representation", "network=adatt"],
 }
 
 

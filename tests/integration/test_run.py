@@ -24,8 +24,8 @@ from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
 from tests.programs import Forked, Outcome
 
-DRAWN = ["logger=tensorboard", "callbacks.routing.pictures=true", "callbacks.routing.pictures_every=2"]
-FEW = ["data.rows=[300,100,100]", "data.num_groups=1", "data.tasks_per_group=3", "callbacks.routing.pictures=false"]
+DRAWN = ["logger=tensorboard", "callbacks.routing.figures=true", "callbacks.routing.figures_every_n_epochs=2"]
+FEW = ["data.rows=[300,100,100]", "data.num_groups=1", "data.tasks_per_group=3", "callbacks.routing.figures=false"]
 
 
 def program(folder: Path, *words: str) -> Outcome:
@@ -126,14 +126,16 @@ def test_a_run_with_two_loggers_resumes_with_both(tmp_path: Path) -> None:
 
 def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
     """A search then judges the trial by that checkpoint too, not by an earlier epoch."""
-    value = run(compose_small(tmp_path, "tested=last", "optimizer.lr=1.0", "trainer.max_epochs=5", "logger=csv"))
+    value = run(
+        compose_small(tmp_path, "test_checkpoint=last", "optimizer.lr=1.0", "trainer.max_epochs=5", "logger=csv")
+    )
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["checkpoint"].endswith("last.ckpt")
     with (tmp_path / "csv" / "metrics.csv").open() as file:
         curve = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
     assert value == results["best"] == pytest.approx(curve[-1]) != pytest.approx(min(curve))
     with pytest.raises(InputError, match="must be 'best' or 'last'"):
-        run(compose_small(tmp_path, "tested=first"))
+        run(compose_small(tmp_path, "test_checkpoint=first"))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +167,7 @@ def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Pat
     words = ["recipe.patience=3", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"]
     words += ["trainer.max_epochs=1", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
     words += ["callbacks.lr_schedule.end_factor=0.2"]  # which plateau lacks
-    run(compose_small(tmp_path, *words, "callbacks.last.every_steps=7"))
+    run(compose_small(tmp_path, *words, "callbacks.last.every_n_steps=7"))
     path = tmp_path / "checkpoints" / "last.ckpt"
     same = without_overrides(resume_small(path, tmp_path))
     for group in ("recipe=synthetic_moe", "trainer=default", "callbacks=default", "lr_schedule=linear", "gate=comet"):
@@ -227,7 +229,7 @@ def test_printed_command_works_with_files_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(60)))
     folder, conf = tmp_path / "my run", ["--config-dir", f"{tmp_path}/my conf"]
     words = [*conf, "data=mine", f"data.path={tmp_path}/rows.csv", "trainer.max_epochs=1", f"hydra.run.dir='{folder}'"]
-    words += [f"paths.data_dir='{tmp_path}/my sets'", "callbacks.routing.pictures=false"]
+    words += [f"paths.data_dir='{tmp_path}/my sets'", "callbacks.routing.figures=false"]
     assert program(tmp_path / "first", *words).status == 0
     refused = program(tmp_path / "refused", *words).output
     resume = shlex.split(refused.partition("resume it with: ")[2].partition("; or")[0])

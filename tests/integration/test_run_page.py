@@ -23,7 +23,7 @@ from mtl.use import run_page
 
 SMALL = {"embedding_dim": 4, "num_experts": 2, "expert_units": [8], "head_units": [8], "max_epochs": 2}
 NASTY = "<script>alert(1)<b>|"
-OPTIONS = {"logger": "csv", "trainer.accelerator": "cpu", "callbacks.routing.pictures": True}
+OPTIONS = {"logger": "csv", "trainer.accelerator": "cpu", "callbacks.routing.figures": True}
 SECTIONS = ["How good it is", "Losses by epoch", "Where it is wrong", "Experts by task", "On what it relies"]
 
 

@@ -81,7 +81,7 @@ def test_sharded_equals_one(words: list[str], batch: int, epochs: int, tmp_path:
 
 def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> None:
     """One of two is killed within an epoch; two go on with the same bits, one with the same numbers up to rounding."""
-    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.last.every_steps=5"]
+    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.last.every_n_steps=5"]
     words += ["logger.csv.flush_logs_every_n_steps=1", SPLIT, "data.batch_size=20", "trainer.accumulate_grad_batches=2"]
     whole, folder, alone = (tmp_path / name for name in ("whole", "run", "alone"))
     running, last = sharded(folder, *words), folder / "checkpoints" / "last.ckpt"
@@ -160,10 +160,10 @@ def test_a_process_reads_its_own_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["table_optimizer=rowwise_adagrad"], "table_optimizer needs sparse gradients"),
+        (["embedding_optimizer=rowwise_adagrad"], "embedding_optimizer needs sparse gradients"),
         (["compile=true", "network.execution=dense"], "compile=true: trainer=fsdp and fsdp_cpu shard"),
         (["weighting=pcgrad"], "weighting: trainer=fsdp and fsdp_cpu shard"),
-        (["callbacks.conflict.every_steps=5"], "callbacks.conflict.every_steps=5: trainer=fsdp and fsdp_cpu shard"),
+        (["callbacks.conflict.every_n_steps=5"], "callbacks.conflict.every_n_steps=5: trainer=fsdp and fsdp_cpu shard"),
     ],
 )
 def test_what_needs_whole_parameters_is_refused(words: list[str], reason: str) -> None:

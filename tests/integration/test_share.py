@@ -37,7 +37,7 @@ from tests.run_folders import write_run
 SMALL = ["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=3", "data.rows=[60,40,40]", "logger=none"]
 SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
 TASKS = ["task_000", "task_001", "task_002"]
-OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
+OWN = ["seeds=2", "gates=[]", "every_n_steps=2", "heartbeat=1"]
 
 
 def in_process(folder: Path) -> Launch:
@@ -134,7 +134,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "a": (x > 8).cast(int), "b": x * 2.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}
-    options: dict[str, Any] = {"seeds": 2, "gates": [], "every_steps": 1, "max_epochs": 1, "options": sizes}
+    options: dict[str, Any] = {"seeds": 2, "gates": [], "every_n_steps": 1, "max_epochs": 1, "options": sizes}
     found = mtl.share(frame, {"a": "binary", "b": "regression"}, folder=tmp_path, **options)
     assert list(found["answers"]) == ["a", "b"]
     assert found["own_splits"]
@@ -153,7 +153,7 @@ def test_any_names_of_tasks_from_python(tmp_path: Path, monkeypatch: pytest.Monk
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "é": (x > 8).cast(int), "a=b": x * 2.0, "c, d": x * 1.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none", "pairs": True}
-    options: dict[str, Any] = {"seeds": 3, "gates": [], "every_steps": 1, "max_epochs": 1, "options": sizes}
+    options: dict[str, Any] = {"seeds": 3, "gates": [], "every_n_steps": 1, "max_epochs": 1, "options": sizes}
     tasks = {"é": "binary", "a=b": "regression", "c, d": "regression"}
     found = mtl.share(frame, tasks, folder=tmp_path, **options)
     assert list(found["answers"]) == list(tasks)

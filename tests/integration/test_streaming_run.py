@@ -29,7 +29,7 @@ WORDS = [
         "data.split.column=part",
     ),
     *NARROW,
-    *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5"),
+    *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_n_steps=5"),
 ]
 
 
@@ -100,7 +100,7 @@ def test_checkpoint_knows_what_the_rows_of_the_training_taught(whole: Path, rows
     copy = tmp_path / "rows"
     shutil.copytree(rows, copy)
     last = whole / "checkpoints" / "last.ckpt"
-    words = [f"data.path={copy}", "label=test"]
+    words = [f"data.path={copy}", "run_name=test"]
     run(resume_small(last, tmp_path / "before", *words, evaluate=True))
     for file in copy.iterdir():  # a further category, which moves the ids of all others
         frame = pl.read_parquet(file)

@@ -26,7 +26,7 @@ from tests.stopping import assert_same, go_on, interrupted
 LOGGED = ["logger=csv", "trainer.log_every_n_steps=1"]
 # Steps of two super-batches of two tasks each, with a soft permutation that is hardened in the second epoch
 LOCAL_SEARCH = ["gate=comet", "permutation=sinkhorn", "recipe.permutation.epochs=1.4", "permutation.noise=0.1"]
-LOCAL_SEARCH += ["data.tasks_per_step=2", "data.order=natural", "trainer.accumulate_grad_batches=2"]
+LOCAL_SEARCH += ["data.tasks_per_step=2", "data.task_order=proportional", "trainer.accumulate_grad_batches=2"]
 LOCAL_SEARCH += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
 
 
@@ -125,7 +125,7 @@ def taught(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_importance_is_saved(taught: Path) -> None:
-    scores = torch.load(taught / "importance.pt", weights_only=True)["importance"]
+    scores = torch.load(taught / "neuron_scores.pt", weights_only=True)["neuron_scores"]
     assert scores.shape == (2, 64)
     assert (scores >= 0).all()
     assert (scores > 0).any()
@@ -135,7 +135,7 @@ def test_importance_is_saved(taught: Path) -> None:
 def test_teacher_is_split_and_distilled(name: str, taught: Path, tmp_path: Path, tiny_data: Path) -> None:
     best = taught / "checkpoints" / "best.ckpt"
     words = [*f"experiment={name}".split(), *EXPERIMENT, f"start_from={best}", f"distillation.teacher={best}"]
-    words += [f"network.importance={taught}/importance.pt", "experts.width=24", "network.shared_neurons=16"]
+    words += [f"network.neuron_scores={taught}/neuron_scores.pt", "experts.width=24", "network.shared_neurons=16"]
     run(compose_small(tmp_path, *words, f"paths.data_dir={tiny_data}"))
     record = json.loads((tmp_path / "results.json").read_text())
     assert 0 <= record["numbers"]["test"]["network"]["average"] <= 1

@@ -46,7 +46,12 @@ class Watch(Callback):
 
 def watched(folder: Path, data: Path, *words: str) -> Any:
     """Run on texts with a ``Watch``; return the trained module."""
-    more = ["data.tasks=[rte,sst2,stsb]", f"paths.data_dir={data}", "data.order=round_robin", "trainer.max_epochs=1"]
+    more = [
+        "data.tasks=[rte,sst2,stsb]",
+        f"paths.data_dir={data}",
+        "data.task_order=round_robin",
+        "trainer.max_epochs=1",
+    ]
     cfg = compose_small(folder, *TINY, *more, "logger=csv", *words)
     Watch.routings = []
     with open_dict(cfg):
@@ -74,7 +79,7 @@ def test_bfloat16_and_a_schedule_of_all_temperatures(data: Path, tmp_path: Path)
 
 def test_schedule_of_all_entropy_weights_and_report_of_each_layer(data: Path, tmp_path: Path) -> None:
     words = ["gate=comet", "schedule=entropy_weight", "callbacks.entropy_schedule.epochs=0.5"]
-    module = watched(tmp_path, data, *words, "recipe.comet.entropy_weight=0.25", "callbacks.routing.pictures=true")
+    module = watched(tmp_path, data, *words, "recipe.comet.entropy_weight=0.25", "callbacks.routing.figures=true")
     assert [float(gate.entropy_weight) for gate in gates(module)] == [0.25] * 6
     folder = tmp_path / "routing"
     for layer in LAYERS:
@@ -158,7 +163,7 @@ RUNS = {
     "comet": ["gate=comet", "recipe.comet.entropy_weight=1.0", "recipe.k=2"],
     "top1": [
         *("gate=task_top1", "gate.balance_weight=0.5", "network.route=sentence"),
-        *("data.tasks_per_step=2", "data.order=shuffled"),
+        *("data.tasks_per_step=2", "data.task_order=shuffled"),
     ],
 }
 

@@ -44,7 +44,7 @@ EXPLOITS: list[tuple[str, Any]] = [
     ("gate._target_", {"_target_": "os.system", "command": "touch {0}"}),
     ("gate._target_", ["os.system"]),
     ("gate._target_", None),
-    ("label", "${{oc.env:HOME}}"),
+    ("run_name", "${{oc.env:HOME}}"),
     ("data.base_url", "http://127.0.0.1:9/${{oc.env:HOME}}"),
     ("data", {"_target_": "pytorch_lightning.loggers.CSVLogger", "save_dir": "{0}"}),
     ("data.seed", {"_target_": "mtl.gates.CometGate"}),
@@ -102,8 +102,14 @@ WORDS = [
     *("+callbacks.mine={_target_: logging.FileHandler, filename: x}", "+data.rows=[{_target_: os.system, command: x}]"),
     *("callbacks.best.dirpath=/elsewhere", "logger.csv.save_dir=/elsewhere", "trainer.profiler=advanced", "trust=[os]"),
     *("paths.run_dir=/elsewhere", "hydra.run.dir=/elsewhere", "hydra.searchpath=[file:///tmp]", "data.data_dir=/else"),
-    *("data.base_url=http://127.0.0.1:9", "label=${oc.env:HOME}", "seed=${oc.decode:1}", "ckpt=x.ckpt", "evaluate=x"),
-    *("changed_data=accept", "no word", "=", 5, None),
+    *(
+        "data.base_url=http://127.0.0.1:9",
+        "run_name=${oc.env:HOME}",
+        "seed=${oc.decode:1}",
+        "ckpt=x.ckpt",
+        "evaluate=x",
+    ),
+    *("on_data_change=accept", "no word", "=", 5, None),
 ]
 
 
@@ -118,7 +124,7 @@ def test_words_of_a_stranger_are_refused(word: Any, whole: Path, tmp_path: Path)
 def test_harmless_words_are_kept(whole: Path, tmp_path: Path) -> None:
     words = ["seed=3", "gate=topk", "logger=[csv,tensorboard]", "experiment=a/b-c", "recipe.patience=7", "~logger.csv"]
     words += ["callbacks.best.monitor=val/average", "trainer.devices=2", "optimizer._target_=torch.optim.RAdam"]
-    words += ["label=two words", "start_from='/a/b.ckpt'", "data.path=/a/b.csv", "+data.tasks.x={kind: binary}"]
+    words += ["run_name=two words", "start_from='/a/b.ckpt'", "data.path=/a/b.csv", "+data.tasks.x={kind: binary}"]
     assert [word for word in words if not is_portable(word)] == []
     config = read(whole)["config"]
     for key in ("recipe.patience", "callbacks.early_stopping.patience"):
@@ -137,7 +143,7 @@ def test_no_text_of_a_stranger_names_a_file_a_server_or_a_class(whole: Path, tmp
     for section in ("callbacks", "logger", "callbacks.best", "trainer"):
         config = changed(config, f"{section}.more", {"_target_": "logging.FileHandler", "filename": "/elsewhere"})
         config = changed(config, f"{section}._partial_", True)
-    for name in ("ckpt", "evaluate", "trust", "changed_data", "hydra"):
+    for name in ("ckpt", "evaluate", "trust", "on_data_change", "hydra"):
         config = changed(config, name, "/elsewhere")
     for name in ("data.data_dir", "data.base_url", "data.other_url"):
         config = changed(config, name, "/elsewhere")

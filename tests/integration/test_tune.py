@@ -36,7 +36,7 @@ SMALL = [
     "data.batch_size=20",
     "trainer.accelerator=cpu",
 ]
-SMALL += ["callbacks.routing.pictures_every=null", "trainer.max_epochs=5", "heartbeat=1"]
+SMALL += ["callbacks.routing.figures_every_n_epochs=null", "trainer.max_epochs=5", "heartbeat=1"]
 
 
 def test_a_pruned_run_stops_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

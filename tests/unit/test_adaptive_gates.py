@@ -209,7 +209,9 @@ LOOKING = [case for case in CASES if case.name in ("comet", "topk_bias", "cosine
 
 
 @pytest.mark.parametrize("case", LOOKING, ids=lambda case: case.name)
-@pytest.mark.parametrize("make", [partial(MMoE, num_experts=4), partial(PLE, num_experts=4, num_own=1, num_levels=2)])
+@pytest.mark.parametrize(
+    "make", [partial(MMoE, num_experts=4), partial(PLE, num_experts=4, num_task_experts=1, num_levels=2)]
+)
 def test_every_network_routes_by_scenario(case: GateCase, make: Any) -> None:
     def gate(**sizes: Any) -> Gate:
         return case.make(**sizes, columns=["scenario"])

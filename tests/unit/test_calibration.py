@@ -332,7 +332,7 @@ def test_without_the_option_probabilities_stay_as_they_are(folder: Path) -> None
 
 def test_a_resumed_run_is_calibrated_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     """What the first end taught is forgotten, and a test of the checkpoint gives the metrics of its run."""
-    tasks, options = {"clicked": TASKS["clicked"], "minutes": "regression"}, {**QUICK, "tested": "last"}
+    tasks, options = {"clicked": TASKS["clicked"], "minutes": "regression"}, {**QUICK, "test_checkpoint": "last"}
     whole = mtl.fit(visits(1000), tasks, calibrate=True, **options | {"max_epochs": 3})
     mtl.fit(visits(1000), tasks, calibrate=True, folder=tmp_path / "run", **options)
     resumed = mtl.fit(visits(1000), tasks, resume=tmp_path / "run", **options | {"max_epochs": 3})

@@ -168,4 +168,4 @@ def test_a_terminal_is_told_why_nothing_happens_at_first(
     assert capsys.readouterr().err == ""  # no terminal
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     main.main(words)
-    assert capsys.readouterr().err == "loading PyTorch: some seconds\n" * said
+    assert capsys.readouterr().err == "loading PyTorch (a few seconds) ...\n" * said

@@ -163,7 +163,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]]
     "weight": ({"kind": "binary"}, {"weight": 3.0}, {"weight": 3.0}),
     "positive": ({"kind": "binary"}, {"positive": "a"}, None),
     "metrics": ({"kind": "binary"}, {"metrics": ["f1"]}, {"metrics": ("f1",)}),
-    "standardise": ({"kind": "regression"}, {"standardise": False}, None),
+    "standardize": ({"kind": "regression"}, {"standardize": False}, None),
     "pos_weight": ({"kind": "binary", "pos_weight": "balanced"}, {}, {"pos_weight": 9.0}),
     "class_weights": ({"kind": "multiclass"}, {"class_weights": "balanced"}, {"class_weights": (10 / 18, 5.0)}),
     "sampling_rate": ({"kind": "binary"}, {"sampling_rate": 0.5}, {"sampling_rate": 0.5}),
@@ -175,8 +175,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]]
     "smoothing": ({"kind": "binary"}, {"smoothing": 0.1}, {"smoothing": 0.1}),
     "after": ({"kind": "binary"}, {"after": "other"}, None),
     "column": ({"kind": "regression"}, {"column": "x"}, {"mean": 1.5}),
-    "relative": (
-        {"kind": "binary", "relative": True},
+    "normalize_loss": (
+        {"kind": "binary", "normalize_loss": True},
         {},
         {"weight": 1 / -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))},
     ),

@@ -166,7 +166,7 @@ def test_splits_of_each_copy(root: Path) -> None:
     assert len(held_out) == 1  # all tasks have the same validation images
 
 
-def test_pixels_are_standardised_or_only_divided() -> None:
+def test_pixels_are_standardized_or_only_divided() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3)
     mean = 0.4
     std = ((0.4**2 + 0.2**2 + 0.6**2) / 3) ** 0.5

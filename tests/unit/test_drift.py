@@ -20,7 +20,7 @@ from mtl.cli.use import DRIFTED
 from mtl.cli.use import drift as command
 from mtl.cli.use import predict as predict_command
 from mtl.types import RowEncoder
-from mtl.use.drift import FLOOR, chance, psi
+from mtl.use.drift import MIN_FRACTION, p_value, psi
 from tests.unit.test_fit import QUICK
 
 DAYS = 100
@@ -57,8 +57,8 @@ def model() -> Any:
     return mtl.fit(day(3000, 0), TASKS, **QUICK | {"max_epochs": 1})
 
 
-def drifted(table: pl.DataFrame, what: str = "column") -> list[str]:
-    return table.filter("drifted", what=what)["column"].to_list()
+def drifted(table: pl.DataFrame, kind: str = "column") -> list[str]:
+    return table.filter("drifted", kind=kind)["column"].to_list()
 
 
 def test_histograms_are_those_of_the_training_rows(model: Any) -> None:
@@ -80,26 +80,26 @@ def test_histograms_are_those_of_the_training_rows(model: Any) -> None:
 def test_expected_share_of_unknown_categories(model: Any) -> None:
     """Of a column with many rare categories, new rows have about the share of unknown ones that is expected."""
     shop = model.drift(day(3000, 1)).filter(column="shop")
-    assert 0.05 < shop["unknown_then"][0] < 0.4
-    assert shop["unknown"][0] == pytest.approx(shop["unknown_then"][0], abs=0.03)
+    assert 0.05 < shop["unknown_reference"][0] < 0.4
+    assert shop["unknown"][0] == pytest.approx(shop["unknown_reference"][0], abs=0.03)
 
 
 def test_population_stability_index_and_chance() -> None:
     """The index is that of numpy, and on large counts the p-value agrees with a chi-squared test on what is chance."""
     then, now = [40, 60, 0], [10, 10, 20]
-    p, q = np.array([0.4, 0.6, FLOOR]), np.array([0.25, 0.25, 0.5])
+    p, q = np.array([0.4, 0.6, MIN_FRACTION]), np.array([0.25, 0.25, 0.5])
     assert psi(then, now) == pytest.approx(np.sum((p - q) * np.log(p / q)))
     draw, shares, alarms = np.random.default_rng(0), np.full(10, 0.1), []
     for rows in (5, 20, 500, 50_000):
         pairs = [(draw.multinomial(2000, shares), draw.multinomial(rows, shares)) for _ in range(400)]
-        alarms.append(np.mean([chance(*pair) < 0.05 for pair in pairs]))
+        alarms.append(np.mean([p_value(*pair) < 0.05 for pair in pairs]))
         other = draw.multinomial(rows, [0.4, *[0.6 / 9] * 9])
         if rows >= 500:
-            assert chance(pairs[0][0], other) < 1e-10
+            assert p_value(pairs[0][0], other) < 1e-10
             assert chi2_contingency([pairs[0][0], other]).pvalue < 1e-10
     assert max(alarms) <= 0.06
-    assert chance([1000, 0], [0, 20]) < 1e-20
-    assert chance([1000, 0], [999, 1]) > 0.2
+    assert p_value([1000, 0], [0, 20]) < 1e-20
+    assert p_value([1000, 0], [999, 1]) > 0.2
 
 
 def test_changed_columns_are_found(model: Any) -> None:
@@ -108,10 +108,10 @@ def test_changed_columns_are_found(model: Any) -> None:
     hours = model.drift(rows.with_columns(pl.col("minutes") / 60))
     assert (hours["column"][0], drifted(hours)) == ("minutes", ["minutes"])
     row = hours.row(0, named=True)
-    assert row["mean_then"] / row["mean"] == pytest.approx(60, rel=0.2)
+    assert row["mean_reference"] / row["mean"] == pytest.approx(60, rel=0.2)
     new = rows.with_columns(pl.when(pl.col("city") == "Lyon").then(pl.lit("Nice")).otherwise("city").alias("city"))
     city = model.drift(new).row(0, named=True)
-    assert (city["column"], city["unknown_then"], city["drifted"]) == ("city", 0.0, True)
+    assert (city["column"], city["unknown_reference"], city["drifted"]) == ("city", 0.0, True)
     assert city["unknown"] == pytest.approx(rows["city"].drop_nulls().eq("Lyon").mean())
     assert "shop" in drifted(model.drift(rows.filter(pl.col("shop") != "s1")))  # one of many, which has a quarter
     for name in ("minutes", "tags", "day", "member"):
@@ -126,8 +126,8 @@ def test_changed_predictions_are_found(model: Any) -> None:
     rows = day(2000, 1).filter(pl.col("minutes") > 70)
     found = model.drift(rows)
     assert {"clicked", "spent"} <= {*drifted(found, "prediction")}
-    spent = found.filter(column="spent", what="prediction").row(0, named=True)
-    assert spent["mean"] > spent["mean_then"]
+    spent = found.filter(column="spent", kind="prediction").row(0, named=True)
+    assert spent["mean"] > spent["mean_reference"]
     assert spent["mean"] == pytest.approx(
         model.predict(day(2000, 1).filter(pl.col("minutes") > 70))["spent_prediction"].mean()
     )
@@ -156,7 +156,7 @@ def test_bad_input_is_one_message(model: Any, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InputError, match="threshold=0: must be greater than 0"):
         model.drift(day(20, 0), threshold=0)
     unlabelled = replace(model, stored={**model.stored, "predicted": {}}).drift(day(20, 0))
-    assert unlabelled.filter(what="prediction")["psi"].is_null().all()
+    assert unlabelled.filter(kind="prediction")["psi"].is_null().all()
     assert model.drift(pd.DataFrame(day(20, 0).to_dict(as_series=False)))["column"].tolist() == (
         model.drift(day(20, 0))["column"].to_list()
     )
@@ -239,9 +239,9 @@ def test_predictions_are_compared_as_they_are_made(inputs: list[str]) -> None:
     assert stored["mean"] == pytest.approx(probability.mean(), rel=1e-6)
     edges = [-np.inf, *stored["edges"], np.inf]
     assert stored["counts"] == [int(((probability >= a) & (probability < b)).sum()) for a, b in pairwise(edges)]
-    row = model.drift(valid, batch_size=7).row(by_predicate=pl.col("what") == "prediction", named=True)
+    row = model.drift(valid, batch_size=7).row(by_predicate=pl.col("kind") == "prediction", named=True)
     assert row["psi"] == pytest.approx(0.0, abs=1e-9)  # also in other batches
-    assert row["mean"] == pytest.approx(row["mean_then"])
+    assert row["mean"] == pytest.approx(row["mean_reference"])
 
 
 def test_a_continued_run_describes_its_own_rows(tmp_path: Path) -> None:
@@ -250,5 +250,5 @@ def test_a_continued_run_describes_its_own_rows(tmp_path: Path) -> None:
     mtl.fit(before, {"clicked": "binary"}, folder=tmp_path / "first", **QUICK)
     model = mtl.fit(crowd(1000, 0), {"clicked": "binary"}, start_from=tmp_path / "first", **QUICK)
     amount = model.drift(crowd(500, 1)).row(by_predicate=pl.col("column") == "amount", named=True)
-    assert amount["mean_then"] == pytest.approx(amount["mean"], abs=0.15)
+    assert amount["mean_reference"] == pytest.approx(amount["mean"], abs=0.15)
     assert alarms_of(model) == []

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mtl.checks import InputError
 from mtl.gates import CometGate, SoftmaxGate
-from mtl.networks.split import expert_neurons, read_importance
+from mtl.networks.split import expert_neurons, read_neuron_scores
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import task_loss_sums
 from mtl.types import Batch, DataSpec, TaskSpec
-from mtl.use.neurons import importance
+from mtl.use.neurons import neuron_scores
 from tests.transformers import SPEC, TASKS, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10
@@ -31,7 +31,7 @@ def test_importance_in_one_pass_equals_gradients_of_each_sample(kind: str, tmp_p
     network = transformer(SoftmaxGate, pretrained=str(tmp_path), mixture_layers=[], dropout=0.5)
     tasks = {task.name: task for task in TASKS}
     batches = [Batch(tokens(), {"a": TARGETS["a"]}), Batch(tokens([3, 8], seed=2), {"b.c": torch.tensor([1, 2])})]
-    found = importance(network, tasks, batches)
+    found = neuron_scores(network, tasks, batches)
     expected = torch.zeros_like(found)
     for batch in batches:
         for row in range(len(batch)):
@@ -57,15 +57,17 @@ def test_neurons_of_experts() -> None:
         expert_neurons(torch.arange(8), 2, 4, 5)
 
 
-@pytest.mark.parametrize("start", ["importance", "random"])
+@pytest.mark.parametrize("expert_init", ["neuron_scores", "random"])
 @pytest.mark.parametrize("own_norm", [False, True])
-def test_experts_are_parts_of_the_dense_layer(start: str, own_norm: bool, tmp_path: Path) -> None:
-    dense, file = transformer(SoftmaxGate, mixture_layers=[]), tmp_path / "importance.pt"
+def test_experts_are_parts_of_the_dense_layer(expert_init: str, own_norm: bool, tmp_path: Path) -> None:
+    dense, file = transformer(SoftmaxGate, mixture_layers=[]), tmp_path / "neuron_scores.pt"
     shake(dense)
     scores = torch.rand(2, 64)
-    torch.save({"importance": scores}, file)
-    options = {"importance": str(file)} if start == "importance" else {}
-    network = transformer(SoftmaxGate, width=16, start=start, shared_neurons=4, own_norm=own_norm, **options)
+    torch.save({"neuron_scores": scores}, file)
+    options = {"neuron_scores": str(file)} if expert_init == "neuron_scores" else {}
+    network = transformer(
+        SoftmaxGate, width=16, expert_init=expert_init, shared_neurons=4, own_norm=own_norm, **options
+    )
     state = dense.state_dict()
     network.load_state_dict(network.convert_state_dict(dict(state)), strict=False)
     for index, layer in enumerate(network.layers):
@@ -76,21 +78,21 @@ def test_experts_are_parts_of_the_dense_layer(start: str, own_norm: bool, tmp_pa
         assert all(n[:4] == neurons[0][:4] for n in neurons)
         rest = [neuron for n in neurons for neuron in n[4:]]
         assert len(set(rest) | set(neurons[0][:4])) == 4 + 4 * 12
-        if start == "importance":
+        if expert_init == "neuron_scores":
             assert neurons[0][:4] == scores[index].argsort(descending=True)[:4].tolist()
         if own_norm:
             assert all(torch.equal(row, state[f"layers.{index}.norm.weight"]) for row in experts.norm_weight)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", {"importance": torch.rand(2, 3)}, {"other": torch.rand(2, 64)}])
+@pytest.mark.parametrize("content", [b"", b"text", {"neuron_scores": torch.rand(2, 3)}, {"other": torch.rand(2, 64)}])
 def test_wrong_file_of_importance_is_one_message(content: Any, tmp_path: Path) -> None:
-    file = tmp_path / "importance.pt"
+    file = tmp_path / "neuron_scores.pt"
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
-    with pytest.raises(InputError, match="importance"):
-        read_importance(str(file), 2, 64)
+    with pytest.raises(InputError, match="neuron_scores"):
+        read_neuron_scores(str(file), 2, 64)
     for path in (None, str(tmp_path / "none.pt")):
         with pytest.raises(InputError, match="mtl neurons RUN"):
-            read_importance(path, 2, 64)
+            read_neuron_scores(path, 2, 64)
 
 
 def test_gate_of_another_task() -> None:

@@ -130,7 +130,7 @@ def test_model_predicts_explains_and_is_saved(model: Any, tmp_path: Path) -> Non
     assert same(model, again)
     assert again.metrics == model.metrics
     assert again.predict(rows).equals(model.predict(rows))
-    assert set(model.explain(rows)["task"]) == set(TASKS)
+    assert set(model.routing(rows)["task"]) == set(TASKS)
 
 
 def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_rows_mean_the_same_in_every_container(model: Any) -> None:
     arrays = {name: rows[name].to_numpy() for name in rows.columns}  # the empty ages are NaN
     assert model.predict(arrays).equals(model.predict(rows))
     assert model.predict(as_pandas(rows)).equals(as_pandas(model.predict(rows)))
-    assert model.explain(as_pandas(rows)).equals(as_pandas(model.explain(rows)))
+    assert model.routing(as_pandas(rows)).equals(as_pandas(model.routing(rows)))
     assert model.importance(as_pandas(rows), repeats=1).equals(as_pandas(model.importance(rows, repeats=1)))
     assert model.evaluate(arrays) == model.evaluate(rows)
     for series in (rows["age"], as_pandas(rows)["age"]):
@@ -255,10 +255,10 @@ def test_importance_of_the_rows_of_a_file(model: Any, tmp_path: Path, capsys: py
     assert [words[:3] for words in shown if words[0] == "minutes"] == [["minutes", "age", "mse"]]
 
 
-def test_reasons_compare_a_cell_with_those_of_other_rows(model: Any, tmp_path: Path) -> None:
+def test_effects_compare_a_cell_with_those_of_other_rows(model: Any, tmp_path: Path) -> None:
     """An effect is the prediction minus its mean with other cells in the column; the command writes the same."""
     rows, others = visits(3, seed=1), visits(40, seed=2)
-    found = model.reasons(rows, reference=others, samples=4)
+    found = model.explain(rows, reference=others, samples=4)
     assert found.group_by("row", "task").len()["len"].unique().to_list() == [len(model.columns)]
     cells = others.select(model.columns).sample(4, with_replacement=True, seed=0)["age"]
     for column, task in (("minutes_prediction", "minutes"), ("clicked_probability", "clicked")):
@@ -271,17 +271,17 @@ def test_reasons_compare_a_cell_with_those_of_other_rows(model: Any, tmp_path: P
     effect = found.filter(row=0, task="plan", column="age")["effect"][0]
     assert effect == pytest.approx(model.predict(rows)[f"plan_probability_{plan}"][0] - basic, abs=1e-6)
     with pytest.raises(InputError, match="one row has nothing to be compared with"):
-        model.reasons(rows[:1])
+        model.explain(rows[:1])
     model.save(tmp_path / "model.ckpt")
     rows.write_csv(tmp_path / "rows.csv")
     others.write_csv(tmp_path / "others.csv")
     given = [str(tmp_path / name) for name in ("model.ckpt", "rows.csv")]
     words = ["--reference", str(tmp_path / "others.csv"), "--samples", "4", "--device", "cpu"]
-    explain_command([*given, *words, "-o", str(tmp_path / "reasons.parquet")])
-    assert pl.read_parquet(tmp_path / "reasons.parquet").equals(found)
+    explain_command([*given, *words, "-o", str(tmp_path / "effects.parquet")])
+    assert pl.read_parquet(tmp_path / "effects.parquet").equals(found)
 
 
-def test_reasons_are_printed_with_prediction_and_experts(
+def test_effects_are_printed_with_prediction_and_experts(
     model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.save(tmp_path / "model.ckpt")
@@ -293,11 +293,11 @@ def test_reasons_are_printed_with_prediction_and_experts(
     assert [words[0] for words in lines] == [str(row) for row in range(1, 11)]
 
 
-def test_rows_that_reasons_make_up_are_not_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_explain_makes_up_are_not_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Two rows of an unknown city become 40; of 40 real ones the encoder would warn."""
     rows = visits(40, seed=1).with_columns(city=pl.lit("Paris"))
     model.encoder.remarks.warned.clear()
-    model.reasons(rows[:2], reference=visits(40, seed=2), samples=20)
+    model.explain(rows[:2], reference=visits(40, seed=2), samples=20)
     assert "unknown or rare" not in caplog.text
     model.predict(rows)
     assert "40 of 40 cells are unknown or rare" in caplog.text
@@ -342,10 +342,10 @@ def test_surplus_column_of_labels_is_no_input() -> None:
 
 
 def test_last_state_and_own_yaml_files(model: Any, tmp_path: Path) -> None:
-    """``tested=last`` returns the last weights; a gate in a file of one's own is found by its name."""
+    """``test_checkpoint=last`` returns the last weights; a gate in a file of one's own is found by its name."""
     (tmp_path / "my, conf" / "gate").mkdir(parents=True)
     (tmp_path / "my, conf" / "gate" / "mine.yaml").write_text("_target_: mtl.gates.SoftmaxGate\n_partial_: true\n")
-    options = {**SMALL, "optimizer.lr": 10.0, "tested": "last"}
+    options = {**SMALL, "optimizer.lr": 10.0, "test_checkpoint": "last"}
     folder, test = tmp_path / "my, conf", visits(50, seed=2)
     found = mtl.fit(visits(), TASKS, test=test, gate="mine", config_dir=folder, **QUICK | {"options": options})
     assert found.evaluate(test) == pytest.approx(dict(found.metrics))
@@ -538,12 +538,12 @@ def test_wrong_input_gives_one_sentence(name: str) -> None:
         ("predict", "tasks", 3),
         ("predict", "tasks", "clicked"),
         ("predict", "batch_size", 1.5),
-        ("explain", "batch_size", 0),
+        ("routing", "batch_size", 0),
         ("evaluate", "batch_size", -1),
         ("importance", "seed", -1),
         ("importance", "repeats", 0),
         ("importance", "repeats", -1),
-        ("reasons", "samples", 0),
+        ("explain", "samples", 0),
         ("drift", "batch_size", "x"),
     ],
 )

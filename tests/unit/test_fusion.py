@@ -125,19 +125,19 @@ def check(network: nn.Module, reference: Any) -> None:
 
 @pytest.mark.parametrize(("levels", "shared", "own"), [(1, 0, 2), (2, 0, 1), (2, 1, 2)])
 def test_adatt_equals_the_papers_equations(levels: int, shared: int, own: int) -> None:
-    sizes = {"num_own": own, "num_shared": shared, "num_levels": levels}
+    sizes = {"num_task_experts": own, "num_shared_experts": shared, "num_levels": levels}
     check(made(AdaTT, gate=SoftmaxGate, **sizes), lambda p: adatt(p, levels, shared, own))
 
 
 @pytest.mark.parametrize(("shared", "own"), [(1, 1), (2, 2)])
 def test_stem_equals_the_papers_equations(shared: int, own: int) -> None:
-    network = made(STEM, gate=SoftmaxGate, num_own=own, num_shared=shared)
+    network = made(STEM, gate=SoftmaxGate, num_task_experts=own, num_shared_experts=shared)
     frozen = {name: p.detach().numpy().copy() for name, p in network.named_parameters()}
     check(network, lambda p: stem(p, frozen, shared, own))
 
 
 def test_a_task_of_stem_trains_its_own_and_the_shared_parts_alone() -> None:
-    network = made(STEM, gate=CometGate, num_own=1, num_shared=1)
+    network = made(STEM, gate=CometGate, num_task_experts=1, num_shared_experts=1)
     network(rows()).predictions["b"].sum().backward()
     touched = [bool(p.grad is not None and p.grad.abs().sum() > 0) for p in network.bottoms.parameters()]
     assert touched == [False, True, False, True]
@@ -150,7 +150,13 @@ def test_a_task_of_stem_trains_its_own_and_the_shared_parts_alone() -> None:
 def test_adatt_is_the_same_in_sparse_and_dense_execution(gate: Any, static: bool) -> None:
     results = []
     for execution in ("dense", "sparse"):
-        options = {"num_own": 2, "num_shared": 1, "num_levels": 2, "static_gate": static, "execution": execution}
+        options = {
+            "num_task_experts": 2,
+            "num_shared_experts": 1,
+            "num_levels": 2,
+            "static_gate": static,
+            "execution": execution,
+        }
         network = made(AdaTT, gate=gate, experts=partial(StackedDense, units=[5], dropout=0.4), **options).train()
         for level in network.levels:
             level.dispatch.sparse = execution == "sparse"
@@ -163,7 +169,11 @@ def test_adatt_is_the_same_in_sparse_and_dense_execution(gate: Any, static: bool
 
 
 @pytest.mark.parametrize(
-    "make", [partial(AdaTT, num_own=1, num_shared=1, num_levels=2), partial(STEM, num_own=1, num_shared=1)]
+    "make",
+    [
+        partial(AdaTT, num_task_experts=1, num_shared_experts=1, num_levels=2),
+        partial(STEM, num_task_experts=1, num_shared_experts=1),
+    ],
 )
 def test_some_tasks_alone_have_the_same_predictions(make: Any) -> None:
     network = made(make, gate=CometGate).eval()

@@ -56,7 +56,7 @@ EXPECTED: dict[str, tuple[float, float]] = {  # with all labels, and with some
     "click/ndcg@2": (0.8769765845238191, 0.8769765845238191),
     "click/hit_rate@1": (0.6666666666666666, 0.6666666666666666),
     "click/mrr": (0.8333333333333334, 0.8333333333333334),
-    "click/normalised_entropy": (0.5051598983295835, 0.6183945942341004),
+    "click/normalized_entropy": (0.5051598983295835, 0.6183945942341004),
     "click/calibration_ratio": (0.9370765552003092, 0.9006512818359476),
     "click/precision@30%": (1.0, 1.0),
     "click/recall@30%": (0.5, 0.4),
@@ -126,8 +126,8 @@ def one_task(task: TaskSpec, prediction: Any, target: Any, **more: Any) -> tuple
 
 NO_POSITIVE = ("ndcg@2", "hit_rate@1", "mrr", "calibration_ratio", "recall@30%", "lift@30%")
 UNDEFINED: list[tuple[TaskSpec, Any, Any, set[str]]] = [
-    (CLICK, [0.5, -1.0], [0.0, 0.0], {*("auroc", "auprc", "normalised_entropy", "gauc"), *NO_POSITIVE}),
-    (CLICK, [0.5, -1.0], [1.0, 1.0], {"auroc", "normalised_entropy", "gauc"}),
+    (CLICK, [0.5, -1.0], [0.0, 0.0], {*("auroc", "auprc", "normalized_entropy", "gauc"), *NO_POSITIVE}),
+    (CLICK, [0.5, -1.0], [1.0, 1.0], {"auroc", "normalized_entropy", "gauc"}),
     (GENRE, [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]], [1, 1], {"auroc"}),
     (STARS, [1.0, 2.0], [3.0, 3.0], {"r2"}),
     (STARS, [1.0], [3.0], {"r2"}),
@@ -210,7 +210,7 @@ def test_pos_weight_multiplies_the_loss_of_positives() -> None:
 
 def test_direction_of_every_metric() -> None:
     everything = {name.replace("@K", "@5") for names in [*METRICS.values(), OF_QUANTILES] for name in names}
-    lower = {"logloss", "normalised_entropy", "ece", "mse", "mae", "rmse", "pinball"}
+    lower = {"logloss", "normalized_entropy", "ece", "mse", "mae", "rmse", "pinball"}
     better = {name: higher_is_better(f"val/x/{name}") for name in everything | {"loss"}}
     assert {name for name, higher in better.items() if higher is None} == {
         *("base_rate", "calibration_ratio", "coverage")

@@ -135,7 +135,7 @@ def test_a_killed_run_knows_a_best_that_is_newer_than_its_last_save(tmp_path: Pa
 def test_short_epochs_share_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = list[int]()
     monkeypatch.setattr(Trainer, "save_checkpoint", lambda self, *args, **kwargs: saved.append(self.current_epoch))
-    fit([0.5] * 5, [LastCheckpoint(str(tmp_path), every_minutes=10)], max_epochs=5)
+    fit([0.5] * 5, [LastCheckpoint(str(tmp_path), every_n_minutes=10)], max_epochs=5)
     assert saved == [0, 4]
 
 

@@ -18,7 +18,7 @@ from mtl.networks.adatt import AdaTT
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
-from mtl.networks.heads import Heads, NoHeads, separate_heads
+from mtl.networks.heads import Heads, NoHeads, heads_per_task
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
@@ -42,9 +42,9 @@ PARTS: dict[str, Any] = {
 NETWORKS = {
     "mmoe": lambda: MMoE(SPEC, num_experts=4, gate=SoftmaxGate, **PARTS),
     "mmoe_static": lambda: MMoE(SPEC, num_experts=4, gate=DSelectKGate, static_gate=True, **PARTS),
-    "ple": lambda: PLE(SPEC, num_experts=4, num_own=1, num_levels=3, gate=CometGate, **PARTS),
-    "adatt": lambda: AdaTT(SPEC, num_own=2, num_shared=1, num_levels=2, gate=CometGate, **PARTS),
-    "stem": lambda: STEM(SPEC, num_own=1, num_shared=1, gate=SoftmaxGate, **PARTS),
+    "ple": lambda: PLE(SPEC, num_experts=4, num_task_experts=1, num_levels=3, gate=CometGate, **PARTS),
+    "adatt": lambda: AdaTT(SPEC, num_task_experts=2, num_shared_experts=1, num_levels=2, gate=CometGate, **PARTS),
+    "stem": lambda: STEM(SPEC, num_task_experts=1, num_shared_experts=1, gate=SoftmaxGate, **PARTS),
     "shared_bottom": lambda: SharedBottom(SPEC, **PARTS),
     "single_task": lambda: SingleTask(SPEC, **PARTS),
 }
@@ -124,7 +124,7 @@ def test_a_network_without_heads_predicts_the_mixture() -> None:
     assert wide["b"].tolist() == [3.0] * 6
 
 
-@pytest.mark.parametrize("make", [Heads, partial(Heads, units=[5]), separate_heads, NoHeads])
+@pytest.mark.parametrize("make", [Heads, partial(Heads, units=[5]), heads_per_task, NoHeads])
 def test_heads_read_what_is_the_same_for_all_tasks_once(make: Any) -> None:
     tasks = [task for task in TASKS if make is not NoHeads or task.outputs == 1]
     heads, x = make(tasks=tasks, input_dim=6), torch.randn(B, 1, 6)
@@ -149,9 +149,9 @@ def test_unknown_tasks_are_named() -> None:
     "make",
     [
         *(partial(MMoE, num_experts=3, gate=SoftmaxGate), SharedBottom, SingleTask),
-        partial(PLE, num_experts=3, num_own=1, num_levels=2, gate=SoftmaxGate),
-        partial(AdaTT, num_own=1, num_shared=0, num_levels=2, gate=SoftmaxGate),
-        partial(STEM, num_own=1, num_shared=1, gate=SoftmaxGate),
+        partial(PLE, num_experts=3, num_task_experts=1, num_levels=2, gate=SoftmaxGate),
+        partial(AdaTT, num_task_experts=1, num_shared_experts=0, num_levels=2, gate=SoftmaxGate),
+        partial(STEM, num_task_experts=1, num_shared_experts=1, gate=SoftmaxGate),
     ],
 )
 def test_a_prediction_depends_on_its_own_row_alone(make: partial[nn.Module] | type) -> None:

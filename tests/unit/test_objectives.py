@@ -34,7 +34,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], float]] = {
 
 def predicted(task: TaskSpec) -> torch.Tensor:
     """Return what a network would predict for VALUES, with gradients."""
-    standard = task.standardised(torch.tensor(VALUES))
+    standard = task.standardized(torch.tensor(VALUES))
     return (standard if task.outputs == 1 else standard[:, None].repeat(1, task.outputs)).requires_grad_()
 
 

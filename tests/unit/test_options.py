@@ -71,8 +71,8 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
     ("key", "value", "message"),
     cases(
         ("seed", [-1, True, 1.5, "abc", None, 2**32, [1], {"a": 1}], "seed=.*: must be "),
-        ("label", [None, 5, "", " ", "a" * 300, "a/b", "a\nb", "\udc80"], "label="),
-        ("tested", ["foo", None, True], "must be 'best' or 'last'"),
+        ("run_name", [None, 5, "", " ", "a" * 300, "a/b", "a\nb", "\udc80"], "run_name="),
+        ("test_checkpoint", ["foo", None, True], "must be 'best' or 'last'"),
         ("compile", ["maybe", 1, None], "must be a valid boolean"),
         ("recipe", [5, None, "abc", []], "recipe=.*must be a section"),
         ("recipe.num_experts", [10**12, 0, "abc", 2.5, True, None, 10**400], "recipe.num_experts=.*: must be "),
@@ -127,7 +127,7 @@ def test_wrong_values_of_other_choices(words: str, key: str, value: Any, message
         ({"recipe.k": "${oc.env:MTL_NOT_SET}"}, "Environment variable"),
         ({"recipe.k": "${thing:1}"}, "Unsupported interpolation type thing"),
         ({"recipe.k": "???"}, "recipe.k is missing; give recipe.k=..."),
-        ({"label": r"\${recipe.k}"}, r"label=${recipe.k}: write $\{ for ${"),
+        ({"run_name": r"\${recipe.k}"}, r"run_name=${recipe.k}: write $\{ for ${"),
         ({"gate": "${nothing}"}, "'nothing' not found"),
     ],
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_message_names_the_place_where_the_value_is_written() -> None:
 
 
 def test_several_problems_are_one_message() -> None:
-    values = {"seed": -1, "tested": "foo", "gate.gama": 1, "recipe.dropout": 2, "compile": "maybe"}
+    values = {"seed": -1, "test_checkpoint": "foo", "gate.gama": 1, "recipe.dropout": 2, "compile": "maybe"}
     message = answer(configuration("", values))
     assert re.search(r"; and \d more$", message)
     assert "seed=-1" in message
@@ -159,7 +159,7 @@ def test_several_problems_are_one_message() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("runtime", 3, "runtime: there is no such section or option, and nothing refers to it"),
+        ("elsewhere", 3, "elsewhere: there is no such section or option, and nothing refers to it"),
         ("recipe.num_expert", 3, "recipe.num_expert: nothing refers to it; did you mean recipe.num_experts?"),
         ("recipe.width", 3, "recipe.width: nothing reads this option; leave it out"),
         ("recipe.batch", {"batch_size": 3}, "recipe.batch: nothing reads this option"),
@@ -205,10 +205,10 @@ def test_unused_sections_may_be_null() -> None:
         {"trainer.gradient_clip_val": 1, "trainer.gradient_clip_algorithm": "norm"},
         {"trainer.profiler": "simple", "trainer.fast_dev_run": True, "trainer.deterministic": "warn"},
         {"trainer.strategy": "ddp", "trainer.accelerator": "cpu", "trainer.num_nodes": 2},
-        {"callbacks.early_stopping.patience": 0, "callbacks.last.every_minutes": 0.5},
+        {"callbacks.early_stopping.patience": 0, "callbacks.last.every_n_minutes": 0.5},
         {"callbacks.early_stopping": None, "callbacks.mine": None, "callbacks.later": {"epochs": 3}},
         {"network.static_gate": True, "network.execution": "sparse"},
-        {"seed": 2**32 - 1, "compile": True, "tested": "last", "label": "comet+ (é)"},
+        {"seed": 2**32 - 1, "compile": True, "test_checkpoint": "last", "run_name": "comet+ (é)"},
         {"sizes": {"units": [4]}, "experts.units": "${sizes.units}"},  # a section of the user's own
         {"data.seed": {"_target_": "builtins.int"}},  # built later: its value is not known yet
     ],

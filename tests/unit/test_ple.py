@@ -44,9 +44,9 @@ MMOE_GATES = ("topk_noisy", "topk_bias", "comet", "hash", "gumbel_matrix", "fixe
 every_gate = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def ple(levels: int, gate: Any = SoftmaxGate, num_experts: int = 4, num_own: int = 2, **options: Any) -> PLE:
+def ple(levels: int, gate: Any = SoftmaxGate, num_experts: int = 4, num_task_experts: int = 2, **options: Any) -> PLE:
     torch.manual_seed(4)
-    return PLE(SPEC, num_experts, num_own, levels, gate=gate, **PARTS | options).double()
+    return PLE(SPEC, num_experts, num_task_experts, levels, gate=gate, **PARTS | options).double()
 
 
 def rows(count: int = 9) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def test_without_own_experts_it_is_mmoe(case: GateCase, static: bool) -> None:
         return
     options: Any = {"static_gate": static, "permutation": Permutation}
     ours, theirs = (
-        ple(1, case.make, num_own=0, **options),
+        ple(1, case.make, num_task_experts=0, **options),
         MMoE(SPEC, 4, gate=case.make, **PARTS, **options).double(),
     )
     renamed = {"mixture.gate.": "levels.0.gate.gate.", "mixture.experts.": "levels.0.experts.parts.0."}
@@ -236,14 +236,14 @@ def test_schedules_reach_every_gate(name: str, permutation: Any) -> None:
 @pytest.mark.parametrize(
     ("levels", "own", "message"),
     [
-        (1, 5, "num_own=5: must be at most num_experts=4$"),
-        (2, 4, "num_own=4: a task sees 4 experts .* with num_levels=2, some must be its own and some shared"),
-        (2, 0, "num_own=0: .* some must be its own"),
+        (1, 5, "num_task_experts=5: must be at most num_experts=4$"),
+        (2, 4, "num_task_experts=4: a task sees 4 experts .* with num_levels=2, some must be its own and some shared"),
+        (2, 0, "num_task_experts=0: .* some must be its own"),
     ],
 )
 def test_numbers_of_experts_that_do_not_fit(levels: int, own: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ple(levels, num_own=own)
+        ple(levels, num_task_experts=own)
 
 
 def test_the_budget_is_that_of_the_gates_of_all_levels() -> None:

@@ -126,7 +126,7 @@ def test_the_loss_is_in_standard_units_and_metrics_are_in_those_of_the_task() ->
     assert found["price/loss"] == pytest.approx(1.25 / 3)
     assert found["price/mse"] == pytest.approx((250**2 + 125**2) / 3)
     assert PRICE.in_units(OUTPUT).tolist() == [1000, 1250, 500, 1125]
-    torch.testing.assert_close(PRICE.standardised(PRICE.in_units(OUTPUT)), OUTPUT.double())
+    torch.testing.assert_close(PRICE.standardized(PRICE.in_units(OUTPUT)), OUTPUT.double())
 
 
 def test_large_units_do_not_overflow_in_half_precision() -> None:

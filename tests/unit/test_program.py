@@ -94,7 +94,7 @@ def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs:
         found, raw = program(some), network(some).predictions
         for task in network.tasks:
             pair = found[task.name], in_units(task, raw[task.name])
-            pair = tuple(map(task.standardised, pair)) if task.kind == "regression" else pair
+            pair = tuple(map(task.standardized, pair)) if task.kind == "regression" else pair
             torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
 
 

@@ -26,7 +26,7 @@ from tests.integration.helpers import compose_small, composed
 from tests.run_folders import write_run
 
 RECORD: dict[str, Any] = {
-    "label": "comet",
+    "run_name": "comet",
     "checkpoint": "x/best.ckpt",
     "seed": 3,
     "parameters": 840574,
@@ -72,7 +72,7 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     assert "each task uses 1.76 of 8 experts on average" in text.replace("\n", " ")
     mains, test = {"[/b]": "auroc"}, {"loss": 0.5, "[/b]/auroc": 0.6}
     assert "[/b]   auroc     0.6000" in printed(
-        with_numbers(test) | {"label": "[x]", "main_metrics": mains}, tmp_path, capsys
+        with_numbers(test) | {"run_name": "[x]", "main_metrics": mains}, tmp_path, capsys
     )
     mains |= {f"[/{number}]": "auroc" for number in range(9)}
     assert "best 0.6000 ([/b])" in printed(with_numbers(test) | {"main_metrics": mains}, tmp_path, capsys)
@@ -205,7 +205,7 @@ def test_baselines_differ_in_the_network_alone() -> None:
     ]
     for other in configs[1:]:
         changed = {key for key in configs[0].keys() | other.keys() if configs[0].get(key) != other.get(key)}
-        assert {key.partition(".")[0] for key in changed} == {"network", "label", "choices", "overrides"}
+        assert {key.partition(".")[0] for key in changed} == {"network", "run_name", "choices", "overrides"}
         assert {key for key in changed if key.startswith("choices")} == {"choices.network"}
         kept = {
             key: value for key, value in other.items() if key.startswith("network.") and not key.endswith("_target_")

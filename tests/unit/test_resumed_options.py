@@ -16,12 +16,12 @@ from tests.conftest import ROOT
 from tests.integration.helpers import composed
 
 HERE = "paths.run_dir=."
-OWN = ["trainer.max_epochs=7", "recipe.patience=3", "optimizer.lr=0.0123", "label=mine", "callbacks.progress=null"]
+OWN = ["trainer.max_epochs=7", "recipe.patience=3", "optimizer.lr=0.0123", "run_name=mine", "callbacks.progress=null"]
 
 
 def labelled(words: Sequence[str]) -> DictConfig:
     cfg = composed(words)
-    cfg.label = cfg.label if "label=mine" in words else "a label"  # the default asks Hydra for the choices
+    cfg.run_name = cfg.run_name if "run_name=mine" in words else "a label"  # the default asks Hydra for the choices
     return cfg
 
 

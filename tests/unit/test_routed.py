@@ -12,7 +12,7 @@ from mtl.checks import InputError
 from mtl.gates import CometGate, FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import build_bottom
 from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
-from mtl.networks.heads import Heads, separate_heads
+from mtl.networks.heads import Heads, heads_per_task
 from mtl.networks.routed import RoutedLayer, RoutedNetwork
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Image, Numeric, TaskSpec
@@ -133,7 +133,7 @@ def test_bad_layers() -> None:
 
 COPIES = {
     "convolution": (partial(Convolutions, channels=4, kernels=[3], stride=2), (2, 8, 8)),
-    "normalised": (partial(Convolutions, channels=4, kernels=[3], same=True, groups=2), (2, 8, 8)),
+    "normalized": (partial(Convolutions, channels=4, kernels=[3], same=True, groups=2), (2, 8, 8)),
     "pair": (partial(Convolutions, channels=4, kernels=[[1, 3], [3, 1]], same=True, groups=2), (2, 8, 8)),
     "dense": (partial(DenseLayers, units=[4, 3]), 5),
     "linear end": (partial(DenseLayers, units=[4], outputs=1), 5),
@@ -162,7 +162,7 @@ def test_side_by_side_copies_equal_separate_ones(case: str) -> None:
 
 
 def test_separate_heads_predict_in_the_order_that_is_wanted() -> None:
-    heads = separate_heads(TASKS, 4)
+    heads = heads_per_task(TASKS, 4)
     x = torch.randn(6, 3, 4)
     everything = heads(x, [0, 1, 2])
     assert list(everything) == [task.name for task in TASKS]

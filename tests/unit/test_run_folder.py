@@ -126,7 +126,7 @@ def test_stream_outlives_its_reader() -> None:
         (OSError(28, "No space left on device", "/x/y"), "Free some space", 1),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), "out of memory", 1),
         (RuntimeError("Error(s) in loading state_dict for X:\n\tsize mismatch for a: 1"), "does not fit", 1),
-        (ZeroDivisionError("division by zero"), "This is a mistake in the code", 1),
+        (ZeroDivisionError("division by zero"), "This is a bug in mtl", 1),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
@@ -204,6 +204,15 @@ def test_a_program_in_another_folder_is_named_by_its_path(tmp_path: Path, monkey
 
 
 def test_a_sweep_goes_on_in_its_folder() -> None:
-    words = ["-m", "seed=1,2", "label=a b", "hydra.sweep.dir=old"]
+    words = ["-m", "seed=1,2", "run_name=a b", "hydra.sweep.dir=old"]
     printed = shlex.split(commands.sweep_command(words, "/new folder"))
-    assert printed == ["python", "-m", "mtl", "train", "-m", "seed=1,2", "label=a b", "hydra.sweep.dir='/new folder'"]
+    assert printed == [
+        "python",
+        "-m",
+        "mtl",
+        "train",
+        "-m",
+        "seed=1,2",
+        "run_name=a b",
+        "hydra.sweep.dir='/new folder'",
+    ]

@@ -248,7 +248,7 @@ def test_measuring_does_not_change_the_training(tmp_path: Path) -> None:
     words = ("data=synthetic_pairs", "gate=topk", "recipe.dropout=0.2", "~logger")
     losses = []
     for every in ("null", "2"):
-        run(compose_small(tmp_path / every, *words, f"callbacks.conflict.every_steps={every}"))
+        run(compose_small(tmp_path / every, *words, f"callbacks.conflict.every_n_steps={every}"))
         losses.append(json.loads((tmp_path / every / "results.json").read_text())["numbers"]["test"]["network"]["loss"])
     assert losses[0] == losses[1]
     assert not (tmp_path / "null" / "conflict.csv").exists()
@@ -265,7 +265,7 @@ def test_batches_of_one_row_cannot_be_halved(tmp_path: Path) -> None:
         "gate=topk",
         "~logger",
         "data.eval_batch_size=1",
-        "callbacks.conflict.every_steps=2",
+        "callbacks.conflict.every_n_steps=2",
     )
     run(compose_small(tmp_path, *words))
     assert not (tmp_path / "conflict.csv").exists()

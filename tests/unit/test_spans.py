@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_normalised_words() -> None:
+def test_normalized_words() -> None:
     assert words("The  Café, an U.S.-based (A) test!\n") == ["café", "usbased", "test"]
     assert words("Theatre — another day") == ["theatre", "—", "another", "day"]
     assert words("the a an . ,") == []

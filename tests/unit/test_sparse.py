@@ -88,20 +88,20 @@ def test_sparse_gradients_are_clipped_as_dense_ones(clip: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compile=true", "network.execution=dense"], "compile=true with table_optimizer"),
+        (["compile=true", "network.execution=dense"], "compile=true with embedding_optimizer"),
         (["weighting=pcgrad"], "combines dense gradients"),
-        (["table_optimizer.lr=-1"], "table_optimizer"),
+        (["embedding_optimizer.lr=-1"], "embedding_optimizer"),
         (["trainer.accelerator=gpu", "trainer.devices=2"], "several GPUs: NCCL"),
     ],
 )
 def test_what_cannot_take_sparse_gradients_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "data=movielens", "table_optimizer=sparse_adam", *words)
+    cfg = compose_small(tmp_path, "data=movielens", "embedding_optimizer=sparse_adam", *words)
     with pytest.raises(InputError, match=message):
         build.check_options(cfg)
 
 
 def test_a_network_without_tables_is_refused(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "table_optimizer=sparse_adam")
+    cfg = compose_small(tmp_path, "embedding_optimizer=sparse_adam")
     data = build.build_data(cfg)
     data.setup()
     with pytest.raises(InputError, match="MMoE has no embedding table"):

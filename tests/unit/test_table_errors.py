@@ -260,7 +260,7 @@ BAD_TASKS: list[Any] = [
     {"y": BINARY | {"positive": ["1"]}}, {"y": BINARY | {"positive": 7}},
     {"y": BINARY | {"positive": math.nan}}, {"y": BINARY | {"colum": "x"}},
     {"y": {"kind": "regression", "positive": 1}}, {"y": {"kind": "multiclass", "pos_weight": 2}},
-    {"y": BINARY | {"class_weights": {"1": 2}}}, {"y": BINARY | {"standardise": False}},
+    {"y": BINARY | {"class_weights": {"1": 2}}}, {"y": BINARY | {"standardize": False}},
     {"y": BINARY | {"metrics": ["aucroc"]}}, {"y": BINARY | {"pos_weight": "even"}},
     {"y": {"kind": "multiclass", "class_weights": {"1": -1}}}, {"y": BINARY | {"weight": 1e30}},
     {"y": BINARY | {"loss": "quantile"}}, {"y": BINARY | {"transform": "log"}}, {"y": BINARY | {"gamma": 1}},

@@ -654,7 +654,7 @@ def test_labels(way: str, tmp_path: Path) -> None:
         "no": BINARY | {"column": "click", "positive": "no"},
         "genre": CLASSES | {"class_weights": "balanced"},
         "stars": REGRESSION | {"metrics": ["rmse"]},
-        "raw": REGRESSION | {"column": "stars", "standardise": False},
+        "raw": REGRESSION | {"column": "stars", "standardize": False},
         "half": BINARY | {"pos_weight": 2},
         "number": CLASSES | {"class_weights": {1: 2.0, 3.0: 4.0}},
         "constant": REGRESSION,
@@ -723,7 +723,7 @@ def test_labels_count_where_another_task_is_positive(way: str, tmp_path: Path) -
 
 def test_weights_of_rows(tmp_path: Path) -> None:
     """They have a mean of 1 over the labels of each split, and the loss is the weighted mean."""
-    tasks = {"click": BINARY, "stars": REGRESSION | {"standardise": False}}
+    tasks = {"click": BINARY, "stars": REGRESSION | {"standardize": False}}
     own = labelled(tmp_path / "own", "csv", tasks | {"stars": tasks["stars"] | {"weight_column": "w"}})
     data = labelled(tmp_path, "csv", tasks, weight_column="w")
     for split, rows in data.splits.items():

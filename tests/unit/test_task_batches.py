@@ -7,7 +7,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from mtl.data_modules.task_batches import POOL, Order, TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
+from mtl.data_modules.task_batches import (
+    POOL,
+    TaskEvaluationSampler,
+    TaskOrder,
+    TaskSampler,
+    TasksDataModule,
+    TasksDataset,
+)
 
 from mtl.checks import InputError
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
@@ -43,7 +50,7 @@ def test_round_robin_takes_every_task_once_in_each_round() -> None:
 @pytest.mark.parametrize(
     ("order", "options", "power"),
     [
-        ("natural", {}, 1.0),
+        ("proportional", {}, 1.0),
         ("temperature", {"temperature": 3.0}, 1 / 3),
         ("uniform", {}, 0.0),
     ],
@@ -62,7 +69,7 @@ LENGTHS_OR_NOT = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["any l
 
 
 @LENGTHS_OR_NOT
-@pytest.mark.parametrize("order", get_args(Order))
+@pytest.mark.parametrize("order", get_args(TaskOrder))
 @pytest.mark.parametrize("tasks_per_step", [1, 2, 3])
 def test_epoch_depends_on_seed_and_number_and_resumes(order: str, tasks_per_step: int, lengths: Any) -> None:
     def steps(epoch: int, done: int = 0, seed: int = 5) -> list[Any]:
@@ -74,7 +81,7 @@ def test_epoch_depends_on_seed_and_number_and_resumes(order: str, tasks_per_step
     assert whole != steps(4)
     assert whole != steps(3, seed=6)
     assert all(steps(3, done) == whole[done:] for done in range(len(whole) + 1))
-    if tasks_per_step > 1 and order not in ("shuffled", "natural"):
+    if tasks_per_step > 1 and order not in ("shuffled", "proportional"):
         assert all(len({task for task, _ in step}) == len(step) for step in whole)
 
 
@@ -123,9 +130,9 @@ def test_data_module_serves_batches_of_one_task_and_super_batches() -> None:
     assert len(rows) == 21
 
 
-def test_natural_order_keeps_the_shares_of_rows_in_super_batches() -> None:
+def test_proportional_order_keeps_the_shares_of_rows_in_super_batches() -> None:
     """With different tasks in a step, the smallest one would get a third of all turns."""
-    drawn = [name for e in range(40) for step in sampler("natural", e, tasks_per_step=3) for name, _ in step]
+    drawn = [name for e in range(40) for step in sampler("proportional", e, tasks_per_step=3) for name, _ in step]
     for name, size in SIZES.items():
         assert drawn.count(name) / len(drawn) == pytest.approx(size / sum(SIZES.values()), abs=0.15)
 

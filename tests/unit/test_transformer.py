@@ -31,7 +31,11 @@ GATES = {
 }
 # Every gate by token and by sentence, but for the hash gate, which reads tokens
 ROUTES = [(name, route) for name in GATES for route in ("token", "sentence") if (name, route) != ("hash", "sentence")]
-TARGETS = {"a": torch.tensor([1.0, 0.0, 1.0, float("nan")]), "b.c": torch.tensor([2, 0, 1, 1]), "type": torch.tensor([0.4, 0.1, 0.9, 0.6])}
+TARGETS = {
+    "a": torch.tensor([1.0, 0.0, 1.0, float("nan")]),
+    "b.c": torch.tensor([2, 0, 1, 1]),
+    "type": torch.tensor([0.4, 0.1, 0.9, 0.6]),
+}
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -174,8 +178,8 @@ def test_all_tasks_in_one_batch_equal_each_alone() -> None:
         ({"config": {"max_position_embeddings": 5}}, f"data.max_length={LENGTH}"),
         ({"mixture_layers": [2]}, r"mixture_layers=\[2\]"),
         ({"pretrained": "/no/such/folder"}, "network.pretrained=/no/such/folder: "),
-        ({"width": 16}, "network.start=copy: experts have 16 neurons .* give experts.width="),
-        ({"start": "importance"}, "needs network.importance"),
+        ({"width": 16}, "network.expert_init=copy: experts have 16 neurons .* give experts.width="),
+        ({"expert_init": "neuron_scores"}, "needs network.neuron_scores"),
     ],
 )
 def test_wrong_option_is_one_message(options: dict[str, Any], message: str) -> None:

@@ -93,9 +93,9 @@ def test_the_gradients_of_a_sum_are_those_of_fixed() -> None:
     torch.testing.assert_close(found, auxiliary(module(), batch()))
 
 
-@pytest.mark.parametrize("absent", ["drop", "zero"])
-def test_the_sum_of_an_averaging_method_has_all_gradients_of_the_tasks_there(absent: Any) -> None:
-    own = GradientWeighting(network(), 2, Mean, scale="sum", absent=absent)
+@pytest.mark.parametrize("missing_tasks", ["drop", "zero"])
+def test_the_sum_of_an_averaging_method_has_all_gradients_of_the_tasks_there(missing_tasks: Any) -> None:
+    own = GradientWeighting(network(), 2, Mean, rescale="num_tasks", missing_tasks=missing_tasks)
     jacobian = torch.tensor([[1.0, 0.0, 2.0], [0.0, 4.0, 0.0]])
     assert own.combine(jacobian, [3, 5], 0).tolist() == [1, 4, 2]
     assert own.combine(jacobian * torch.tensor([[1.0], [0.0]]), [3, 0], 0).tolist() == [1, 0, 2]
@@ -139,7 +139,7 @@ def pcgrad(rows: Tensor, seed: int, step: int) -> Tensor:
 @pytest.mark.parametrize(
     ("weighting", "reference"),
     [
-        (partial(GradientWeighting, aggregator=EXACT(), scale="sum"), upgrad),
+        (partial(GradientWeighting, aggregator=EXACT(), rescale="num_tasks"), upgrad),
         (partial(GradientWeighting, aggregator=PCGrad()), partial(pcgrad, seed=3, step=5)),
     ],
     ids=["upgrad", "pcgrad"],
@@ -176,7 +176,7 @@ def at_representation(own: MultiTaskModule, data: Batch) -> Tensor:
 AT_REPRESENTATION = [
     name
     for name in sorted(path.stem for path in (ROOT / "conf/weighting").glob("*.yaml"))
-    if "at: parameters" in (ROOT / f"conf/weighting/{name}.yaml").read_text()
+    if "grad_wrt: parameters" in (ROOT / f"conf/weighting/{name}.yaml").read_text()
 ]
 
 
@@ -189,7 +189,7 @@ def with_option(name: str, **options: Any) -> Any:
 @pytest.mark.parametrize("static", [False, True])
 def test_weights_at_the_representation_are_those_of_the_gradients_at_the_experts(name: str, static: bool) -> None:
     """Everything below the heads gets the tasks' gradients times these weights, and each head its own gradient."""
-    own, data = module(with_option(name, at="representation"), network(static_gate=static)), batch()
+    own, data = module(with_option(name, grad_wrt="representation"), network(static_gate=static)), batch()
     expected = module(name, network(static_gate=static)).weighting
     expected.combine(at_representation(own, data), [12.0] * 4, 0)
     assert expected.current_weights is not None
@@ -226,7 +226,7 @@ def test_at_the_representation_equals_at_parameters_of_a_linear_shared_part(name
     for at in ("parameters", "representation"):
         torch.manual_seed(0)
         net = SharedBottom(spec, TabularBottom, Linear, partial(Heads, units=[4])).double()
-        found.append(backward(module(with_option(name, at=at), net), rows))
+        found.append(backward(module(with_option(name, grad_wrt=at), net), rows))
     plain = backward(module(None, net), rows)
     for gradient, other in zip(*(each.values() for each in found), strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-8)
@@ -234,11 +234,11 @@ def test_at_the_representation_equals_at_parameters_of_a_linear_shared_part(name
 
 
 def test_what_has_no_representation_is_one_message() -> None:
-    with pytest.raises(InputError, match="TrimmedMean does not weight the tasks; use at=parameters"):
-        GradientWeighting(network(), 4, TrimmedMean(1), at="representation")
+    with pytest.raises(InputError, match="TrimmedMean does not weight the tasks; use grad_wrt=parameters"):
+        GradientWeighting(network(), 4, TrimmedMean(1), grad_wrt="representation")
     ensemble = Ensemble([network(), network()])
-    with pytest.raises(InputError, match="and no ensemble; use at=parameters"):
-        backward(module(with_option("mgda", at="representation"), ensemble), batch())
+    with pytest.raises(InputError, match="and no ensemble; use grad_wrt=parameters"):
+        backward(module(with_option("mgda", grad_wrt="representation"), ensemble), batch())
 
 
 def test_batches_of_single_tasks_are_one_step_together() -> None:
@@ -357,12 +357,14 @@ def test_scaled_losses_are_for_methods_on_losses() -> None:
 
 
 def test_gradients_at_the_representation_go_with_sparse_tables_and_scaled_losses_but_not_with_compiled_code() -> None:
-    words = ["weighting=upgrad", "weighting.at=representation"]
-    for other in (["table_optimizer=rowwise_adagrad", "data=movielens"], ["trainer.precision=16-mixed"]):
+    words = ["weighting=upgrad", "weighting.grad_wrt=representation"]
+    for other in (["embedding_optimizer=rowwise_adagrad", "data=movielens"], ["trainer.precision=16-mixed"]):
         build.check_options(composed([*words, *other]))
-    with pytest.raises(InputError, match=r"compile=true with weighting.at=representation: .* use compile=false"):
+    with pytest.raises(InputError, match=r"compile=true with weighting.grad_wrt=representation: .* use compile=false"):
         build.check_options(composed([*words, "compile=true", "network.execution=dense"]))
-    with pytest.raises(InputError, match=r"each task of this data has rows of its own.* use weighting.at=parameters"):
+    with pytest.raises(
+        InputError, match=r"each task of this data has rows of its own.* use weighting.grad_wrt=parameters"
+    ):
         build.check_options(composed([*words, "data=omniglot", "gate=fixed", "data.tasks_per_step=2"]))
 
 
@@ -403,7 +405,7 @@ def train(own: MultiTaskModule, optimizer: torch.optim.Optimizer, steps: range) 
 def test_losses_fall_and_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
     """Also without the labels of a task in some steps."""
     name, _, at = name.partition(" at the ")
-    whole, part, resumed = (module(with_option(name, at=at) if at else name) for _ in range(3))
+    whole, part, resumed = (module(with_option(name, grad_wrt=at) if at else name) for _ in range(3))
     optimizers = [own.configure_optimizers() for own in (whole, part, resumed)]
     train(whole, optimizers[0], range(11))
     train(part, optimizers[1], range(6))

@@ -31,22 +31,22 @@ HARMLESS_WARNINGS = (
 class GradientWeighting(JacobianWeighting):
     """Combine the gradients of the tasks by ``aggregator``, a `torchjd.aggregation.Aggregator`.
 
-    ``aggregator`` is a module, or a function of ``n_tasks`` that returns one. ``scale="sum"`` multiplies the result of
-    a method that averages by the number of tasks. Without conflict it is then the sum, as with ``weighting=fixed``, and
-    auxiliary losses and clipping keep their meaning. ``absent``: a task without a label in the step is left out
-    (``drop``), or gets a row of zeros (``zero``). Methods with a state for each task or a minimal number of tasks need
-    ``zero``.
+    ``aggregator`` is a module, or a function of ``n_tasks`` that returns one. ``rescale="num_tasks"`` multiplies the
+    result of a method that averages by the number of tasks. Without conflict it is then the sum, as with
+    ``weighting=fixed``, and auxiliary losses and clipping keep their meaning. ``missing_tasks``: a task without a label
+    in the step is left out (``drop``), or gets a row of zeros (``zero``). Methods with a state for each task or a
+    minimal number of tasks need ``zero``.
 
-    ``at="representation"`` compares the tasks' gradients at the outputs of the last layer's experts, or of the trunk
-    that they share, in place of those at the shared parameters, as MGDA-UB does (Sener and Koltun 2018, section 3.3).
-    Task t mixes expert e with the weight w_te, so its gradient there is w_te g_t, where g_t is the one at its mixture,
-    and of the tasks s and t the inner product is the sum of (w_s . w_t)(g_s . g_t) over the rows. One backward pass
-    through the heads thus gives all that the method needs, and the step goes on from there with one pass through the
-    rest of the network, gates included, in which each task's gradient is multiplied by its weight. A step of several
-    batches weights each alone.
+    ``grad_wrt="representation"`` compares the tasks' gradients at the outputs of the last layer's experts, or of the
+    trunk that they share, in place of those at the shared parameters, as MGDA-UB does (Sener and Koltun 2018, section
+    3.3). Task t mixes expert e with the weight w_te, so its gradient there is w_te g_t, where g_t is the one at its
+    mixture, and of the tasks s and t the inner product is the sum of (w_s . w_t)(g_s . g_t) over the rows. One backward
+    pass through the heads thus gives all that the method needs, and the step goes on from there with one pass through
+    the rest of the network, gates included, in which each task's gradient is multiplied by its weight. A step of
+    several batches weights each alone.
 
-    Raises InputError if there are too few tasks, or if ``at="representation"`` does not go with the aggregator, which
-    must weight the rows by their inner products, or with the network.
+    Raises InputError if there are too few tasks, or if ``grad_wrt="representation"`` does not go with the aggregator,
+    which must weight the rows by their inner products, or with the network.
     """
 
     @validated
@@ -56,16 +56,16 @@ class GradientWeighting(JacobianWeighting):
         num_tasks: int,
         aggregator: Callable[..., Any],
         seed: int = 0,
-        scale: Literal["sum", "own"] = "own",
-        absent: Literal["drop", "zero"] = "drop",
-        at: Literal["parameters", "representation"] = "parameters",
+        rescale: Literal["num_tasks", "none"] = "none",
+        missing_tasks: Literal["drop", "zero"] = "drop",
+        grad_wrt: Literal["parameters", "representation"] = "parameters",
     ) -> None:
         super().__init__(network, num_tasks, seed)
-        self.scale, self.absent, self.at = scale, absent, at
-        self.reads_representation = at == "representation"
+        self.rescale, self.missing_tasks, self.grad_wrt = rescale, missing_tasks, grad_wrt
+        self.reads_representation = grad_wrt == "representation"
         self._networks = [network]  # in a list, since it is no part of this module
-        made = aggregator if isinstance(aggregator, nn.Module) else aggregator(n_tasks=num_tasks)
-        self._held: list[Any] = [made]  # no submodule: its buffers appear with the first step, which loading refuses
+        # In a list, so that it is no submodule: its buffers appear with the first step, which loading refuses
+        self._held: list[Any] = [aggregator if isinstance(aggregator, nn.Module) else aggregator(n_tasks=num_tasks)]
         self._row_weights: Tensor | None = None
         try:
             _aggregated(copy.deepcopy(self.aggregator), torch.eye(num_tasks), seed, 0)
@@ -75,12 +75,15 @@ class GradientWeighting(JacobianWeighting):
 
         if isinstance(self.aggregator, WeightedAggregator):
             self.aggregator.weighting.register_forward_hook(self._remember)
-        elif at == "representation":
+        elif grad_wrt == "representation":
             title = type(self.aggregator).__name__
-            raise InputError(f"weighting.at=representation: {title} does not weight the tasks; use at=parameters")
-        if at == "representation" and any(task.after for task in network.tasks):
             raise InputError(
-                "weighting.at=representation: the loss of a task after another one depends on both; use at=parameters"
+                f"weighting.grad_wrt=representation: {title} does not weight the tasks; use grad_wrt=parameters"
+            )
+        if grad_wrt == "representation" and any(task.after for task in network.tasks):
+            raise InputError(
+                "weighting.grad_wrt=representation: the loss of a task after another one depends on both; use "
+                "grad_wrt=parameters"
             )
 
     @property
@@ -89,47 +92,48 @@ class GradientWeighting(JacobianWeighting):
         return self._held[0]
 
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
-        if self.at == "parameters":
+        if self.grad_wrt == "parameters":
             return super().forward(parts, step)
-        reads: list[Any] = [part.output.representation for part in parts]
+        representations: list[Any] = [part.output.representation for part in parts]
         heads = self._networks[0].heads
         require(
-            heads is not None and all(x is not None for x in reads),
-            "weighting.at=representation: needs a network with one mixture or trunk below its heads, such as mmoe, ple "
-            "or shared_bottom, and no ensemble; use at=parameters",
+            heads is not None and all(x is not None for x in representations),
+            "weighting.grad_wrt=representation: needs a network with one mixture or trunk below its heads, such as "
+            "mmoe, ple or shared_bottom, and no ensemble; use grad_wrt=parameters",
         )
-        above = [parameter for parameter in heads.parameters() if parameter.requires_grad]
-        tasks = torch.stack([part.losses.sum() for part in parts]).sum()
-        others = torch.stack([term for part in parts for term in part.others]).sum()
-        with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
-            gradients = grads_wrt(tasks, [*reads, *above])
-        at: list[Any] = gradients[: len(reads)]
-        assert all(gradient is not None for gradient in at), "the losses do not depend on the representation"
-        products = all_reduce_sum(inner_products(parts, at, self.num_tasks))
+        head_parameters = [parameter for parameter in heads.parameters() if parameter.requires_grad]
+        task_loss = torch.stack([part.losses.sum() for part in parts]).sum()
+        auxiliary = torch.stack([loss for part in parts for loss in part.others]).sum()
+        tensors = [*representations, *head_parameters]
+        with torch.autocast(task_loss.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
+            grads = list(grads_wrt(task_loss, tensors))
+        at_representations: list[Any] = grads[: len(parts)]
+        assert all(grad is not None for grad in at_representations), "the losses do not depend on the representation"
+        products = all_reduce_sum(inner_products(parts, at_representations, self.num_tasks))
         self.check(products, step)
         values, vectors = torch.linalg.eigh(products)
         with torch.no_grad():  # rows with these inner products, [T, T]
             self.combine(vectors * values.clamp(min=0).sqrt(), by_task(parts, self.num_tasks)[2].tolist(), step)
         if self.current_weights is not None:
-            for number, part in enumerate(parts):
-                at[number] = (at[number] * self.current_weights[sorted(part.tasks)][:, None]).to(at[number].dtype)
-        pairs = zip([*reads, *above], [*at, *gradients[len(reads) :]], strict=True)
-        tensors, known = zip(*((tensor, g * world_size()) for tensor, g in pairs if g is not None), strict=True)
+            for number, (part, grad) in enumerate(zip(parts, at_representations, strict=True)):
+                grads[number] = (grad * self.current_weights[sorted(part.tasks)][:, None]).to(grad.dtype)
+        pairs = [(tensor, world_size() * grad) for tensor, grad in zip(tensors, grads, strict=True) if grad is not None]
+        inputs, scaled_grads = zip(*pairs, strict=True)
         apply: Any = GivenGradients.apply
-        total: Tensor = apply(world_size() * tasks.detach(), known, None, *tensors) + others
+        total: Tensor = apply(world_size() * task_loss.detach(), scaled_grads, None, *inputs) + auxiliary
         return total
 
     def before_step(self, step: int) -> None:
-        if self.at == "parameters":
+        if self.grad_wrt == "parameters":
             super().before_step(step)
 
     def combine(self, jacobian: Tensor, labels: list[float], step: int) -> Tensor:
         present = [task for task, count in enumerate(labels) if count]
         if not present:
             return jacobian.new_zeros(jacobian.shape[1])
-        rows = list(range(self.num_tasks)) if self.absent == "zero" else present
+        rows = list(range(self.num_tasks)) if self.missing_tasks == "zero" else present
         whole = len(rows) == self.num_tasks
-        factor = len(rows) if self.scale == "sum" else 1  # the mean is over all rows, also those of zeros
+        factor = len(rows) if self.rescale == "num_tasks" else 1  # the mean is over all rows, also those of zeros
         combined = _aggregated(self.aggregator, jacobian if whole else jacobian[rows], self.seed, step)
         if self._row_weights is not None:
             weights = jacobian.new_zeros(self.num_tasks)
@@ -137,7 +141,7 @@ class GradientWeighting(JacobianWeighting):
             self.current_weights = weights
         return factor * combined
 
-    def _remember(self, module: nn.Module, given: Any, weights: Tensor) -> None:
+    def _remember(self, module: nn.Module, inputs: Any, weights: Tensor) -> None:
         self._row_weights = weights.detach()
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from mtl.runs.console import with_progress_bar
 from mtl.types import TaskSpec
 
 MOST = 3  # effects of a row and task that are shown
-REASONS = {"row": pl.Int64, "task": pl.String, "column": pl.String, "effect": pl.Float64}
+EFFECTS = {"row": pl.Int64, "task": pl.String, "column": pl.String, "effect": pl.Float64}
 
 
-def reasons(
+def cell_effects(
     model: Any,
     frame: pl.DataFrame,
     tasks: Sequence[TaskSpec],
@@ -28,15 +28,15 @@ def reasons(
     seed: int,
     where: str,
 ) -> pl.DataFrame:
-    """See ``TrainedModel.reasons``."""
+    """See ``TrainedModel.explain``."""
     require(len(reference) > 1, "one row has nothing to be compared with: give reference, further rows such as those")
     cells = reference.select(model.columns).sample(samples, with_replacement=True, seed=seed)
     names, rows = [task.name for task in tasks], np.arange(len(frame))
     before = model.predict(frame, names, where=where)
-    found = [pl.DataFrame(schema=REASONS)]
+    found = [pl.DataFrame(schema=EFFECTS)]
     warned = getattr(model.encoder, "remarks", Remarks()).warned
     earlier = set(warned)
-    warned.update(model.columns)  # of the rows that are made up here, nothing is to be said
+    warned.update(model.columns)  # of the rows with replaced cells nothing is to be said
     for column in with_progress_bar(model.columns, "replacing cells"):  # each row with each cell
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)
@@ -44,7 +44,7 @@ def reasons(
             known = predicted(task, before, before)
             others = predicted(task, after, before[np.tile(rows, samples)]).reshape(samples, -1).mean(0)
             columns = {"row": rows, "task": task.name, "column": column, "effect": known - others}
-            found.append(pl.DataFrame(columns, schema=REASONS))
+            found.append(pl.DataFrame(columns, schema=EFFECTS))
     warned.intersection_update(earlier)
     order = pl.col("task").cast(pl.Enum(names))
     return pl.concat(found).sort("row", order, -pl.col("effect").abs(), maintain_order=True)
