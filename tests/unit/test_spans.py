@@ -24,7 +24,7 @@ from mtl.training.evaluation import Evaluation, best_spans
 from mtl.training.losses import task_loss_sums
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
-from mtl.use.neurons import importance
+from mtl.use.neurons import neuron_scores
 from tests.losses import summed_loss
 from tests.squad_files import LONG, QUESTIONS, evaluated, module, perfect, windows_of, windows_of_split, write_squad
 from tests.transformers import SPEC, tokens, transformer
@@ -223,7 +223,7 @@ def test_network_predicts_each_token(layers: list[int] | None) -> None:
     assert network(empty, ["squad"]).predictions["squad"].shape == (0, 1, 2)
     if layers == []:
         batch = Batch(tokens([9, 4, 1]), {"squad": target})
-        scores = importance(network, {"squad": SPAN}, [batch])
+        scores = neuron_scores(network, {"squad": SPAN}, [batch])
         assert scores.shape == (2, 64)
         assert bool((scores > 0).any())
 
