@@ -17,20 +17,19 @@ from mtl.options import Name, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
-from .length import ends_epoch, validates_within_epoch
 from .monitored import MonitoringCallback
 
 log = logging.getLogger(__name__)
 
 
-class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
+class BestCheckpoint(MonitoringCallback, ModelCheckpoint):  # type: ignore[misc]  # its hooks take a MultiTaskModule
     """Keep the best checkpoint by ``monitor`` as ``dirpath/best.ckpt``.
 
     ``mode``: whether the best value is the lowest or the highest; auto: see ``mode_of``. Each validation counts once; a
     NaN or infinite value never counts. The state holds no folder, so that a run folder may be moved or copied.
     """
 
-    section = "callbacks.best"
+    section, within_epochs = "callbacks.best", True
 
     @validated
     def __init__(
@@ -56,23 +55,11 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
             log.warning("the best checkpoint so far, best.ckpt, is not in %s, or damaged: starting anew", self.dirpath)
         self._is_lost = False
 
-    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        super().on_validation_end(trainer, pl_module)
-        if not trainer.sanity_checking and validates_within_epoch(trainer):
-            self._look(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if ends_epoch(trainer):  # a run that stops within an epoch validates again when it is resumed
-            self._look(trainer, pl_module)
-
-    def _look(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if not self.has_new_value(trainer, pl_module):
-            return
-        value = float(trainer.callback_metrics[str(self.monitor)])
-        if not math.isfinite(value):
+    def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
+        if math.isfinite(value):
+            ModelCheckpoint.on_train_epoch_end(self, trainer, pl_module)
+        else:
             log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
-            return
-        super().on_train_epoch_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_model_score": self.best_model_score}
@@ -83,11 +70,10 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):
         A run that was killed may have found a better one after its last save: the score is that of the file.
         """
         path = Path(str(self.dirpath)) / "best.ckpt"
-        found = gather(self._state_in(path))[0]  # rank 0 has the file
-        state = found or state_dict
-        score = state["best_model_score"]
-        self._is_lost = score is not None and found is None
-        if score is not None and found is not None:
+        state_in_file = gather(self._state_in(path))[0]  # rank 0 has the file
+        score = (state_in_file or state_dict)["best_model_score"]
+        self._is_lost = score is not None and state_in_file is None
+        if score is not None and state_in_file is not None:
             self.best_model_path = self.kth_best_model_path = str(path)
             self.best_model_score = self.kth_value = score
             self.best_k_models = {str(path): score}

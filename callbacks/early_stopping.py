@@ -13,7 +13,6 @@ from mtl.options import CountOrZero, Name, NonNegative, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
-from .length import ends_epoch
 from .monitored import MonitoringCallback
 
 log = logging.getLogger(__name__)
@@ -46,11 +45,9 @@ class EarlyStop(MonitoringCallback, EarlyStopping):  # type: ignore[misc]  # its
             check_on_train_epoch_end=True,
         )
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if not ends_epoch(trainer) or not self.has_new_value(trainer, pl_module):
-            return
+    def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
         before = trainer.should_stop
-        super().on_train_epoch_end(trainer, pl_module)
+        EarlyStopping.on_train_epoch_end(self, trainer, pl_module)
         reason = self.stopping_reason_message
         if trainer.should_stop and not before and reason:
             if "did not improve" in reason:

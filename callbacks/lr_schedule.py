@@ -10,10 +10,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from mtl.checks import require
 from mtl.options import Count, Fraction, LargeCountOrZero, Name, OpenFraction, validated
 from mtl.training.metrics import mode_of
-from mtl.training.module import is_logged
+from mtl.training.module import MultiTaskModule, is_logged
 from mtl.training.schedules import lr_factor_at
 
 from .length import PhaseLength
+from .monitored import MonitoringCallback
 
 WHERE = "callbacks.lr_schedule"
 
@@ -68,14 +69,14 @@ class LearningRate(Callback):
         return lr_factor_at(step, warmup, length, self.shape, self.end_factor, self.rise, self.start_factor)
 
 
-class PlateauRate(LearningRate):
+class PlateauRate(MonitoringCallback, LearningRate):
     """Multiply the learning rate by ``factor`` whenever ``patience`` validations did not improve ``monitor``.
 
     ``mode``: auto: see ``mode_of``. Every checkpoint holds the best value, the number of validations since, and the
     product of the factors so far.
     """
 
-    section = WHERE
+    section, within_epochs = WHERE, True
 
     @validated
     def __init__(
@@ -92,16 +93,11 @@ class PlateauRate(LearningRate):
         require(of_validation, f"{WHERE}.monitor={monitor}: must be a value of the validation, such as val/loss")
         self.monitor, self.mode = monitor, mode_of(monitor, mode)
         self.patience, self.reduction = patience, factor
-        self.best: float | None = None
+        self.best = math.inf if self.mode == "min" else -math.inf
         self.waited, self.scale = 0, 1.0
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or self.monitor not in trainer.callback_metrics:
-            return
-        value = float(trainer.callback_metrics[self.monitor])
-        if math.isnan(value):  # a metric that is undefined on the rows
-            return
-        if self.best is None or (value < self.best if self.mode == "min" else value > self.best):
+    def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
+        if value < self.best if self.mode == "min" else value > self.best:
             self.best, self.waited = value, 0
             return
         self.waited += 1
@@ -112,9 +108,10 @@ class PlateauRate(LearningRate):
         return self.scale * super().factor_at(trainer, step)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "scale": self.scale}
+        return {**super().state_dict(), "best": self.best, "waited": self.waited, "scale": self.scale}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
         self.best, self.waited, self.scale = (state_dict[name] for name in ("best", "waited", "scale"))
 
 

@@ -1,4 +1,4 @@
-"""Watch a logged value, and refuse a run in which a callback monitors a value that is never logged."""
+"""Read a logged value whenever it is new, and refuse a run in which a callback monitors one that is never logged."""
 
 from __future__ import annotations
 
@@ -11,20 +11,38 @@ from pytorch_lightning import Callback, Trainer
 from mtl.checks import join_names, require, suggestion
 from mtl.training.module import MultiTaskModule
 
-from .length import ends_epoch
+from .length import ends_epoch, validates_within_epoch
 
 KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 
 
 class MonitoringCallback(Callback):
-    """Base of callbacks that read the value ``monitor`` once per validation; ``section`` is where their options are."""
+    """Base of callbacks that read the value ``monitor``: subclasses implement ``on_value``.
+
+    A value of the validation is new once after it, at the end of the epoch; if the class is ``within_epochs``, also
+    right after a validation within the epoch. Other values are new at the end of each epoch. ``section``: where the
+    options of the callback are.
+    """
 
     monitor: str | None
     section = "callbacks"
+    within_epochs = False
     _validated = False  # whether there was a validation since the value was last read
 
+    def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
+        """Act on a new ``value``, which may be NaN or infinite, but not because the metric is undefined on the rows."""
+        raise NotImplementedError
+
     def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self._validated = self._validated or not trainer.sanity_checking
+        if trainer.sanity_checking:
+            return
+        self._validated = True
+        if self.within_epochs and validates_within_epoch(trainer):
+            self._read(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        if ends_epoch(trainer):  # a run that stops within an epoch validates again when it is resumed
+            self._read(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "validated": self._validated}
@@ -33,15 +51,13 @@ class MonitoringCallback(Callback):
         self._validated = state_dict.get("validated", False)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "validated"})
 
-    def has_new_value(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
-        """Return whether there is a new value; there is none if the metric is undefined on the rows."""
+    def _read(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         validated, self._validated = self._validated, False
         name, metrics = str(self.monitor), trainer.callback_metrics
         of_validation = name.startswith("val/") or name not in metrics
-        if not (validated if of_validation else ends_epoch(trainer)) or name in pl_module.undefined:
-            return False
-        require_logged(f"{self.section}.monitor={name}", name, list(metrics))
-        return True
+        if (validated if of_validation else ends_epoch(trainer)) and name not in pl_module.undefined:
+            require_logged(f"{self.section}.monitor={name}", name, list(metrics))
+            self.on_value(trainer, pl_module, float(metrics[name]))
 
 
 class MonitorCheck(Callback):

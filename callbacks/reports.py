@@ -6,10 +6,10 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Trainer
 
 from mtl.files.formatting import duration, number
 from mtl.runs import channel
@@ -17,23 +17,24 @@ from mtl.training.measurements import log_values
 from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
 
-from .length import ends_epoch, epochs_left
+from .length import epochs_left
 from .monitored import MonitoringCallback
 
 log = logging.getLogger(__name__)
 
 
-class EpochReport(Callback):
+class EpochReport(MonitoringCallback):
     """Log a line for each epoch: losses, main metric, duration; log the median duration, ``train/seconds_per_epoch``.
 
     The duration is wall time. It includes validation, but not the saving of checkpoints. ``progress``: of each task the
     losses in its best epoch and since, by which the end of a run gives advice.
     """
 
+    monitor = "val/loss"
+
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.progress: dict[str, dict[str, float]] = {}
-        self._validated = False  # since the last epoch ended
         self._start = 0.0
         self._before = 0.0  # seconds of the current epoch before the run was stopped and resumed
         self._told = False  # how long the run will take
@@ -48,17 +49,13 @@ class EpochReport(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._start = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self._validated = not trainer.sanity_checking
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self.seconds.append(time.perf_counter() - self._start)
         log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
         values = trainer.callback_metrics
-        losses = pl_module.train_meter.compute()  # not logged yet: callbacks run first
-        if self._validated and ends_epoch(trainer):
-            self._follow(trainer.current_epoch, list(pl_module.tasks), losses, values)
-        phrases = [f"train {number(losses['loss'], 4)}"]
+        values.update(pl_module.epoch_means())  # callbacks run before the module logs them
+        super().on_train_epoch_end(trainer, pl_module)
+        phrases = [f"train {number(float(values['train/loss']), 4)}"]
         if "val/loss" in values:
             phrases.append(f"val {number(float(values['val/loss']), 4)}")
             phrases.append(main_metric(pl_module, values))
@@ -72,28 +69,31 @@ class EpochReport(Callback):
             self._told = True
             log.info("time left: %s", time_left(self.seconds[-1], left, bool(trainer.early_stopping_callbacks)))
 
-    def _follow(self, epoch: int, tasks: Sequence[str], train: Mapping[str, float], values: Mapping[str, Any]) -> None:
+    def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
         """Compare the losses of each task in a validated epoch with those of its best one."""
-        self._validated = False
-        for task in tasks:
-            val, seen = float(values.get(f"val/{task}/loss", math.nan)), self.progress.get(task)
-            if math.isnan(val) or f"{task}/loss" not in train:  # without a label
+        metrics = trainer.callback_metrics
+        for task in pl_module.tasks:
+            train, val = (float(metrics.get(f"{split}/{task}/loss", math.nan)) for split in ("train", "val"))
+            if math.isnan(val) or math.isnan(train):  # without a label
                 continue
-            if seen is None or val < seen["val"]:
-                seen = self.progress[task] = {"epoch": epoch, "val": val, "train": train[f"{task}/loss"], "since": 0}
-                seen["later_val"] = 0.0
+            progress = self.progress.get(task)
+            if progress is None or val < progress["val"]:
+                progress = {"epoch": trainer.current_epoch, "val": val, "train": train, "since": 0, "later_val": 0.0}
+                self.progress[task] = progress
             else:
-                seen["later_val"] += (val - seen["later_val"]) / (seen["since"] + 1)  # the mean since the best epoch
-                seen["since"] += 1
-            seen["last_train"] = train[f"{task}/loss"]
+                after = progress["since"] = progress["since"] + 1
+                progress["later_val"] += (val - progress["later_val"]) / after  # the mean since the best epoch
+            progress["last_train"] = train
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"progress": {task: dict(seen) for task, seen in self.progress.items()}, "validated": self._validated}
-        return {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start, **kept}
+        progress = {task: dict(losses) for task, losses in self.progress.items()}
+        times = {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start}
+        return {**super().state_dict(), **times, "progress": progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
         self.seconds, self._before = list(state_dict["seconds"]), state_dict["elapsed"]
-        self.progress, self._validated = dict(state_dict.get("progress", {})), state_dict.get("validated", False)
+        self.progress = dict(state_dict["progress"])
 
 
 def time_left(seconds: float, epochs: float, stops_early: bool) -> str:
@@ -138,15 +138,12 @@ class TrialReport(MonitoringCallback):
         if channel.started() and trainer.is_global_zero:
             self._line = channel.TrialChannel()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if not channel.started() or not ends_epoch(trainer):
+    def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
+        if not channel.started():
             return
-        stop, value = False, math.nan
-        if self.has_new_value(trainer, pl_module):
-            value = float(trainer.callback_metrics[str(self.monitor)])
-            if self._line and math.isfinite(value):
-                stop = self._line.report(trainer.current_epoch, value)
-        if trainer.strategy.reduce_boolean_decision(stop, all=False):  # only the first process has asked
+        line = self._line if math.isfinite(value) else None  # only the first process has one
+        stop = line is not None and line.report(trainer.current_epoch, value)
+        if trainer.strategy.reduce_boolean_decision(stop, all=False):
             log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, self.monitor, value)
             trainer.should_stop = True
 

@@ -212,12 +212,18 @@ class MultiTaskModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self.weighting.end_epoch()
-        means = {
+        log_values(self.trainer, self.epoch_means())
+
+    def epoch_means(self) -> dict[str, Tensor]:
+        """Return the means over the epoch so far, by the names as which they are logged; every process must call this.
+
+        Tasks without a label are left out.
+        """
+        aux = {
             f"train/aux/{name}": all_reduce_sum(value) / world_size() / self.aux_batches
             for name, value in self.aux_totals.items()
         }
-        losses = {f"train/{name}": value for name, value in self.train_meter.compute().items()}
-        log_values(self.trainer, losses | means)
+        return {f"train/{name}": torch.tensor(value) for name, value in self.train_meter.compute().items()} | aux
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         batch = self.converted(batch)

@@ -39,7 +39,8 @@ SMALL = [
 SMALL += ["callbacks.routing.figures_every_n_epochs=null", "trainer.max_epochs=5", "heartbeat=1"]
 
 
-def test_a_pruned_run_stops_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("monitor", ["val/loss", "train/loss"])
+def test_a_pruned_run_stops_and_is_tested(monitor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setenv(channel.VARIABLE, str(theirs.detach()))
     said: list[dict[str, Any]] = []
@@ -55,7 +56,7 @@ def test_a_pruned_run_stops_and_is_tested(tmp_path: Path, monkeypatch: pytest.Mo
 
     thread = threading.Thread(target=worker)
     thread.start()
-    run(compose_small(tmp_path, "trainer.max_epochs=4"))
+    run(compose_small(tmp_path, "trainer.max_epochs=4", f"monitor={monitor}"))
     thread.join()
     ours.close()
     results = read_json(tmp_path / "results.json")

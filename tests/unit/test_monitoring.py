@@ -16,6 +16,7 @@ import torch
 from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.last_checkpoint import LastCheckpoint
+from mtl.callbacks.lr_schedule import PlateauRate
 from mtl.callbacks.monitored import MonitorCheck
 from mtl.callbacks.reports import main_metric
 from mtl.callbacks.routing_monitor import RoutingMonitor
@@ -102,6 +103,15 @@ def test_epoch_without_validation_does_not_count(tmp_path: Path) -> None:
     trainer = fit([0.5, 0.6, 0.7, 0.8], callbacks, max_epochs=8, check_val_every_n_epoch=2)
     assert trainer.current_epoch == 6  # the second and third validation bring no improvement
     assert step_of(tmp_path / "best.ckpt") == 4
+
+
+def test_callbacks_read_each_validation_once() -> None:
+    """Not that of the sanity check; a plateau also those within an epoch, early stopping the last of an epoch."""
+    stop, plateau = EarlyStop(patience=9), PlateauRate(patience=9)
+    losses = [0.0, 0.5, 0.1, 0.2, 0.3]  # of the sanity check, then twice an epoch of two batches
+    fit(losses, [stop, plateau], max_epochs=2, num_sanity_val_steps=1, val_check_interval=1)
+    assert (float(stop.best_score), stop.wait_count) == (pytest.approx(0.1), 1)
+    assert (plateau.best, plateau.waited) == (pytest.approx(0.1), 2)
 
 
 @pytest.mark.parametrize("how", ["copied", "moved"])

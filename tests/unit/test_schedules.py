@@ -17,8 +17,10 @@ from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 
 from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
+from mtl.training.module import MultiTaskModule
 from mtl.training.schedules import SHAPES, lr_factor_at
-from tests.standins import Recorder, trainer
+from mtl.types import TaskSpec
+from tests.standins import Recorder, bare_network, trainer
 
 MIDDLE = {"constant": 1.0, "linear": 50.5, "log_linear": 10.0, "cosine": 50.5, "inverse_sqrt": 1 / math.sqrt(0.50005)}
 
@@ -126,12 +128,11 @@ def test_lengths_count_optimiser_steps() -> None:
         rates_at(LearningRate("linear"), endless)
 
 
-def validated(callback: PlateauRate, *values: float, sanity: bool = False) -> list[float]:
+def validated(callback: PlateauRate, *values: float) -> list[float]:
     """Return the factor after each validation."""
-    factors = []
+    factors, module = [], MultiTaskModule(bare_network(), [TaskSpec("a", "binary")], None)
     for value in values:
-        metrics = {"val/loss": torch.tensor(value)}
-        callback.on_validation_end(SimpleNamespace(sanity_checking=sanity, callback_metrics=metrics), None)
+        callback.on_value(trainer(50), module, value)
         factors.append(callback.factor_at(trainer(50), 50))
     return factors
 
@@ -140,7 +141,7 @@ def test_plateau_lowers_the_rate_after_its_patience() -> None:
     callback = PlateauRate(factor=0.5, patience=2)
     assert validated(callback, 3, 2, 2, 2, 2, 2, 1, 5, 5) == [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
     assert validated(PlateauRate(factor=0.1, patience=1, mode="max"), 1, 2, 2) == [1, 1, 0.1]
-    assert validated(PlateauRate(patience=1), 1, 1, sanity=True) == [1, 1]
+    assert validated(PlateauRate(factor=0.5, patience=1), math.nan, 2, math.nan, 1) == [0.5, 0.5, 0.25, 0.25]
     assert PlateauRate(warmup_steps=100).factor_at(trainer(50), 50) == 0.5
 
 
