@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from mtl.options import Address, FilePath, Name, NonEmpty, validated
+from mtl.options import Address, FilePath, NonEmpty, validated
 from mtl.types import TaskSpec
 
 from .files.glue import SOURCES, Task, prepare
@@ -43,8 +43,7 @@ class GlueDataModule(TextTasksDataModule):
 
     ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. Rows of one question
     or passage stay together. ``max_lengths[task]`` is used in place of ``max_length``. With ``loss_scale``, the loss of
-    a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1. ``gate_from[task]``: with
-    ``start_from``, the task of that run whose gate the task gets, or random.
+    a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
     """
 
     @validated
@@ -54,7 +53,6 @@ class GlueDataModule(TextTasksDataModule):
         tasks: NonEmpty[Task] = TASKS,
         max_rows: dict[Task, Annotated[int, Field(ge=2, le=10**9)]] | None = None,
         max_lengths: dict[Task, PhaseLength] | None = None,
-        gate_from: dict[Task, Name] | None = None,
         published_split: bool = False,
         loss_scale: bool = True,
         download: bool = True,
@@ -64,7 +62,6 @@ class GlueDataModule(TextTasksDataModule):
         super().__init__(data_dir, **common)
         self.names, self.limits = tasks, max_rows or {}
         self.lengths: Mapping[str, int] = {str(task): length for task, length in (max_lengths or {}).items()}
-        self.gate_from: Mapping[str, str] = {str(task): other for task, other in (gate_from or {}).items()}
         self.published_split, self.loss_scale = published_split, loss_scale
         self.download, self.base_url = download, base_url
         self.folder = self.data_dir / "glue"
@@ -122,10 +119,8 @@ class GlueDataModule(TextTasksDataModule):
         source = SOURCES[name]
         weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
         classes = len(source.classes) if source.kind == "multiclass" else 1
-        small = source.rows["train"] <= SMALL
         named: dict[str, Any] = {"classes": source.classes, "marked": source.marked}
-        gate_from = self.gate_from.get(name)
-        return TaskSpec(name, source.kind, classes, weight, source.metrics, small, gate_from=gate_from, **named)
+        return TaskSpec(name, source.kind, classes, weight, source.metrics, source.rows["train"] <= SMALL, **named)
 
 
 def drawn(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:

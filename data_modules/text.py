@@ -37,7 +37,6 @@ class TextOptions(LabelRules):
     path: FilePath
     text: Name | Annotated[Names, Field(min_length=1, max_length=2)]
     label: Name | int
-    gate_from: Name | None = None
     val_path: FilePath | None = None
     test_path: FilePath | None = None
 
@@ -64,8 +63,7 @@ class TextDataModule(TextTasksDataModule):
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
     pairs. ``label``, ``kind`` and ``TargetOptions``: the column of the labels, and how to read it, as for
-    ``data=table``. Rows without a label are left out. ``gate_from``: with ``start_from``, the task of that run whose
-    gate this task starts with, or "random". ``val_path``, ``test_path``: files of their own for val and test.
+    ``data=table``. Rows without a label are left out. ``val_path``, ``test_path``: files of their own for val and test.
 
     The rows of the other splits are drawn from ``path`` with ``seed``; ``split`` has the shares of train, val and test.
     """
@@ -110,9 +108,8 @@ class TextDataModule(TextTasksDataModule):
             frames = self._split(name, source, frames) if "train" in frames else frames
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
             if name not in known:
-                small = len(frames["train"]) <= SMALL
                 spec = self.labels[name].learnt(frames["train"], where["train"])
-                known[name] = dataclasses.replace(spec, small=small, gate_from=source.gate_from)
+                known[name] = dataclasses.replace(spec, small=len(frames["train"]) <= SMALL)
             specs.append(known[name])
             for split in self.wanted:
                 columns = [frames[split][column].fill_null("").to_list() for column in source.columns]

@@ -83,8 +83,9 @@ class Transformer(MultiTaskNetwork):
 
     Experts start as copies of the dense layer (``expert_init="copy"``), or as parts of it: its most important neurons
     (``"neuron_scores"``, by the file ``neuron_scores`` that ``mtl neurons`` writes) or random neurons (``"random"``).
-    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds). Without ``load_pretrained``
-    no file is read, since all weights will come from a checkpoint.
+    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds). A task starts with the gate
+    of the same name in the run of ``start_from``, if there is one, or that of task ``initial_gate[task]``. Without
+    ``load_pretrained`` no file is read, since all weights will come from a checkpoint.
     """
 
     reads_files = True
@@ -105,6 +106,7 @@ class Transformer(MultiTaskNetwork):
         expert_init: Literal["copy", "neuron_scores", "random"] = "copy",
         neuron_scores: str | None = None,
         shared_neurons: CountOrZero | None = None,
+        initial_gate: Mapping[str, str] | None = None,
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
         load_pretrained: bool = True,
@@ -130,6 +132,9 @@ class Transformer(MultiTaskNetwork):
         self.embeddings = model.embeddings
         self.project = getattr(model, "embeddings_project", nn.Identity())
         names = [task.name for task in self.tasks]
+        self.initial_gate = dict(initial_gate or {})
+        unknown = [name for name in self.initial_gate if name not in names]
+        require(not unknown, f"network.initial_gate: no task {', '.join(unknown)}; the tasks are {', '.join(names)}")
         ids = {"tokens": Categorical(tokens.vocab, tokens.counts)}
         layers = []
         for index, layer in enumerate(model.encoder.layer):
@@ -226,7 +231,7 @@ class Transformer(MultiTaskNetwork):
     def convert_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         """Convert the weights of another run's Transformer to the names and shapes of this one.
 
-        Its dense layers become experts, as ``start`` says. A task with ``gate_from`` gets a copy of that task's gate.
+        Its dense layers become experts, as ``expert_init`` says. A task in ``initial_gate`` gets a copy of that gate.
         """
         self.set_extra_state(state.pop("_extra_state", {}))
         layers: Any = self.layers
@@ -243,14 +248,13 @@ class Transformer(MultiTaskNetwork):
             dense |= {f"norm_{kind}": state[f"{prefix}norm.{kind}"][None] for kind in ("weight", "bias")}
             experts = self.expert_init.weights(index, layer.mixture.experts, dense)
             state |= {f"{prefix}mixture.experts.{name}": value for name, value in experts.items()}
-        for task in self.tasks:
-            if task.gate_from not in (None, "random"):
-                source, target = f"gates.{task_key(str(task.gate_from))}.", f"gates.{task_key(task.name)}."
-                copies = {name.replace(source, target): value for name, value in state.items() if source in name}
-                require(
-                    bool(copies), f"task {task.name}: gate_from={task.gate_from}: start_from has no gate of that task"
-                )
-                state |= copies
+        copies: dict[str, Any] = {}
+        for task, other in self.initial_gate.items():
+            source, target = f"gates.{task_key(other)}.", f"gates.{task_key(task)}."
+            gate = {name.replace(source, target): value for name, value in state.items() if source in name}
+            require(bool(gate), f"network.initial_gate.{task}={other}: start_from has no gate of that task")
+            copies |= gate
+        state |= copies
         return state
 
     def _predict(

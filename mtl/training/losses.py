@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.nn.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, labelled
+from mtl.types import MISSING_CLASS, TaskSpec, labelled, standardize
 
 
 def task_loss_sums(
@@ -110,9 +110,7 @@ def _standardized(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor)
     mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
     if tasks[0].loss == "poisson":
         return (target if mean is None else target * (-mean).exp()).to(prediction.dtype)
-    target = target.log() if tasks[0].is_log else target
-    target = target if mean is None else target - mean
-    return (target if std is None else target / std).to(prediction.dtype)
+    return standardize(target, mean, std, tasks[0].is_log).to(prediction.dtype)
 
 
 def _of_quantiles(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:

@@ -99,9 +99,8 @@ def test_gate_of_another_task() -> None:
     """An unseen task starts with the gate of a known one, or with a random one."""
     old = transformer(GATES["comet"])
     shake(old)
-    unseen = [TaskSpec("x", "binary", gate_from="b.c"), TaskSpec("y", "binary", gate_from="random"), TASKS[0]]
-    spec = DataSpec(SPEC.inputs, unseen)
-    network = transformer(GATES["comet"], seed=7, spec=spec)
+    spec = DataSpec(SPEC.inputs, [TaskSpec("x", "binary"), TaskSpec("y", "binary"), TASKS[0]])
+    network = transformer(GATES["comet"], seed=7, spec=spec, initial_gate={"x": "b.c"})
     fresh = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
     known = old.state_dict()
     network.load_state_dict(network.convert_state_dict(old.state_dict()), strict=False)
@@ -109,9 +108,10 @@ def test_gate_of_another_task() -> None:
         if ".gates." in key:
             expected = fresh[key] if "task_y" in key else known[key.replace("task_x", "task_b%2Ec")]
             assert torch.equal(value, expected), key
-    spec = DataSpec(SPEC.inputs, [TaskSpec("x", "binary", gate_from="nobody")])
-    with pytest.raises(InputError, match="gate_from=nobody"):
-        transformer(GATES["comet"], spec=spec).convert_state_dict(old.state_dict())
+    with pytest.raises(InputError, match=r"network.initial_gate.x=nobody: start_from has no gate of that task"):
+        transformer(GATES["comet"], spec=spec, initial_gate={"x": "nobody"}).convert_state_dict(old.state_dict())
+    with pytest.raises(InputError, match=r"network.initial_gate: no task z; the tasks are x, y, a"):
+        transformer(GATES["comet"], spec=spec, initial_gate={"z": "b.c"})
 
 
 def test_weights_of_another_vocabulary_are_refused() -> None:

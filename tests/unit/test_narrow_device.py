@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import mtl.types
 from mtl.analysis.patterns import jaccard
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
@@ -22,6 +21,7 @@ from mtl.nn import functional
 from mtl.training import evaluation, module
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
+from mtl.types import batch as batch_module
 from tests.standins import bare_network
 
 TASKS = [TaskSpec("click", "binary"), TaskSpec("stars", "regression", mean=3.0), TaskSpec("genre", "multiclass", 3)]
@@ -30,8 +30,8 @@ SPEC = DataSpec({"user": Categorical(5), "age": Numeric(2)}, TASKS)
 
 @pytest.fixture(autouse=True)
 def _meta_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (mtl.types, functional, evaluation, module):
-        monkeypatch.setattr(place, "has_float64", lambda device: device.type == "cpu")
+    for user in (batch_module, functional, evaluation, module):
+        monkeypatch.setattr(user, "has_float64", lambda device: device.type == "cpu")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know meta
 
 

@@ -1,0 +1,41 @@
+"""Types that data, networks, training and callbacks exchange.
+
+Shape letters used throughout: B batch, T tasks, E experts, K selections, D features.
+"""
+
+from mtl.types.batch import Batch
+from mtl.types.inputs import ROW, Bag, Categorical, Image, InputSpec, Numeric, RowEncoder, Tokens
+from mtl.types.metrics import KINDS, METRICS, RANKING, TOP, TaskKind, check_metrics, metric_family
+from mtl.types.outputs import Exportable, NetworkOutput, OwnsTaskParameters, Prunable, Routing, sum_losses
+from mtl.types.tasks import MISSING_CLASS, DataSpec, Scorer, TaskSpec, labelled, standardize
+
+__all__ = [
+    "KINDS",
+    "METRICS",
+    "MISSING_CLASS",
+    "RANKING",
+    "ROW",
+    "TOP",
+    "Bag",
+    "Batch",
+    "Categorical",
+    "DataSpec",
+    "Exportable",
+    "Image",
+    "InputSpec",
+    "NetworkOutput",
+    "Numeric",
+    "OwnsTaskParameters",
+    "Prunable",
+    "Routing",
+    "RowEncoder",
+    "Scorer",
+    "TaskKind",
+    "TaskSpec",
+    "Tokens",
+    "check_metrics",
+    "labelled",
+    "metric_family",
+    "standardize",
+    "sum_losses",
+]

@@ -1,0 +1,79 @@
+"""The rows of a training step or of a part of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from mtl.nn.functional import has_float64
+
+
+class Batch:
+    """A batch: ``inputs[name]: [B, ...]`` and ``targets[task]: [B]``, with only the tasks that this batch is for.
+
+    The target of a span task is ``[B, 2]``: the answer's first and last token, counted from 0 in the row; both are 0,
+    the first token of the row, where there is no answer. A missing label is NaN in float targets and ``MISSING_CLASS``
+    in class targets and (twice) in spans.
+
+    ``weights[task] [B]`` multiply the losses of the rows, if given; their mean over the labelled rows of a split should
+    be 1, so that the mean loss of the split is the weighted mean. ``groups [B]``, int64: the group, such as the user,
+    whose rows the metrics of ``RANKING`` compare; negative if a row has none. ``row_ids [B]``, int64: the number of
+    each row in its split, or in the rows of its task if tasks have rows of their own; in evaluation.
+
+    This is not a dataclass, since Lightning converts all numbers in dataclasses to the trainer's precision, which would
+    round labels and weights (257 becomes 256 in bfloat16). ``with_inputs_as`` converts only the inputs.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[str, Tensor],
+        targets: dict[str, Tensor],
+        weights: dict[str, Tensor] | None = None,
+        groups: Tensor | None = None,
+        row_ids: Tensor | None = None,
+    ) -> None:
+        self.inputs, self.targets, self.weights, self.groups = inputs, targets, weights or {}, groups
+        self.row_ids = row_ids
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def select(self, index: Tensor) -> Batch:
+        """Return the rows of ``index [N]`` as a new batch."""
+        return self._map(lambda value: value.index_select(0, index))
+
+    def is_on(self, device: torch.device) -> bool:
+        """Return whether all tensors are on ``device``."""
+        single = (value for value in (self.groups, self.row_ids) if value is not None)
+        parts = chain(self.inputs.values(), self.targets.values(), self.weights.values(), single)
+        return all(value.device == device for value in parts)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Return the batch on ``device``; Lightning calls this before each step."""
+        narrow = not has_float64(torch.device(device))
+
+        def moved(value: Tensor) -> Tensor:
+            value = value.float() if narrow and value.dtype == torch.float64 else value
+            return value.to(device, non_blocking=non_blocking)
+
+        return self._map(moved)
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory; the DataLoader calls this when asked to pin."""
+        return self._map(Tensor.pin_memory)
+
+    def with_inputs_as(self, dtype: torch.dtype) -> Batch:
+        """Return the batch with floating-point inputs of type ``dtype``, and all else as it is."""
+        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in self.inputs.items()}
+        return Batch(inputs, self.targets, self.weights, self.groups, self.row_ids)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each of its tensors changed."""
+        inputs, targets, weights = (
+            {name: change(value) for name, value in part.items()} for part in (self.inputs, self.targets, self.weights)
+        )
+        groups, row_ids = (None if value is None else change(value) for value in (self.groups, self.row_ids))
+        return Batch(inputs, targets, weights, groups, row_ids)
