@@ -9,7 +9,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from mtl.options import CONFIG, EnsembleSize, LargeCount, LargeCountOrZero, Name, NonNegative, RunSeed, matching
-from mtl.training.baselines import Model
+from mtl.table_models import ModelChoice
 
 RunName = Annotated[
     str,
@@ -49,7 +49,7 @@ TOP: dict[str, Any] = {
     "predictions": bool,
     "calibrate": bool,
     "task_batches": bool,
-    "baseline": Model,
+    "baseline": ModelChoice,
     "distillation": Distillation,
     "paths": dict[str, Name],
 }

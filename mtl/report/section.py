@@ -17,7 +17,7 @@ from mtl.report.runs import ALL, FINISHED, Runs, config
 from mtl.report.settings import Published, compare
 from mtl.report.statistics import summarise
 from mtl.runs.results import MOST_TASKS
-from mtl.training.baselines import ROWS
+from mtl.table_models import MAX_ROWS
 from mtl.training.measurements import NETWORK, Key
 
 CURVE = "val/loss"
@@ -75,7 +75,7 @@ def baselines_of(runs: Runs) -> Table | None:
         names = [str(Key("test", task, metric, model)) for model in models]
         means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
-    note = f"Means over the runs. A quick model learns from at most {ROWS:,} training rows of a table."
+    note = f"Means over the runs. A quick model learns from at most {MAX_ROWS:,} training rows of a table."
     return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
 
 

@@ -15,11 +15,14 @@ from mtl.data_modules.constants import constant_of
 from torch import Tensor
 
 import mtl
+from mtl import table_models
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
 from mtl.files.records import read_json
-from mtl.training import baselines
-from mtl.training.baselines import Model, chosen, constant, fit, outputs_of, trees
+from mtl.table_models import choose_model
+from mtl.table_models.base import Constant, TableModel, split_outputs
+from mtl.table_models.linear import Linear
+from mtl.table_models.trees import LightGBM
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import task_loss_sums
 from mtl.training.measurements import Key
@@ -73,13 +76,13 @@ def losses(spec: DataSpec, rows: Batch, predictions: dict[str, Tensor]) -> dict[
 
 def test_no_other_constant_has_a_lower_loss() -> None:
     spec, rows = table()
-    best = losses(spec, rows, constant(spec.tasks)(rows.inputs))
-    flat = torch.tensor([each for task in spec.tasks for each in task.constant])
+    best = losses(spec, rows, Constant(spec.tasks, spec.inputs).predict(rows.inputs))
+    flat = torch.tensor([number for task in spec.tasks for number in task.constant])
     assert torch.isfinite(flat).all()
     for index in range(len(flat)):
         for step in (-0.05, 0.05):
             moved = flat + step * (torch.arange(len(flat)) == index)
-            others = losses(spec, rows, outputs_of(spec.tasks, moved.expand(ROWS, -1)))
+            others = losses(spec, rows, split_outputs(spec.tasks, moved.expand(ROWS, -1)))
             assert all(others[name] >= best[name] - 1e-6 for name in best)
     assert constant_of(NUMBER, torch.full((3,), torch.nan)) == ()
 
@@ -109,35 +112,56 @@ def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
     assert expected < 0.5 * alone  # the pairs count
 
 
-@pytest.mark.parametrize("model", ["linear", "lightgbm"])
-def test_models_learn_what_the_inputs_say(model: Model) -> None:
+def fit(model: type[TableModel], spec: DataSpec, rows: Batch) -> TableModel:
+    return model(spec.tasks, spec.inputs).fit(rows.inputs, rows.targets, rows.weights)
+
+
+@pytest.mark.parametrize("model", [Linear, LightGBM])
+def test_models_learn_what_the_inputs_say(model: type[TableModel]) -> None:
     spec, rows = table()
-    found = losses(spec, rows, fit(model, spec, spec.tasks, rows)(rows.inputs))
-    best = losses(spec, rows, constant(spec.tasks)(rows.inputs))
+    found = losses(spec, rows, fit(model, spec, rows).predict(rows.inputs))
+    best = losses(spec, rows, Constant(spec.tasks, spec.inputs).predict(rows.inputs))
     assert all(found[name] < 0.6 * best[name] for name in best if name != "poisson"), (found, best)
     assert found["poisson"] < best["poisson"]  # whose labels are mostly noise
 
 
-@pytest.mark.parametrize("model", ["linear", "lightgbm"])
-def test_models_take_few_rows_unknown_ids_and_weights(model: Model) -> None:
+@pytest.mark.parametrize("model", [Constant, Linear, LightGBM])
+def test_a_model_predicts_alike_from_its_saved_state(model: type[TableModel], tmp_path: Path) -> None:
+    """Also ids that it has not seen; a second fit forgets the first."""
+    spec, rows = table()
+    fitted = fit(model, spec, rows)
+    torch.save(fitted.state_dict(), tmp_path / "state.pt")
+    restored = model(spec.tasks, spec.inputs)
+    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    inputs = {**rows.inputs, "city": torch.arange(ROWS) % 6}
+    first, second = (each.predict(inputs) for each in (fitted, restored))
+    assert [*first] == [*second] == [task.name for task in spec.tasks]
+    assert [value.shape[1:].numel() for value in first.values()] == [task.outputs for task in spec.tasks]
+    assert all(value.dtype == torch.float32 and torch.equal(value, second[name]) for name, value in first.items())
+    restored.fit(rows.inputs, rows.targets)
+    assert all(torch.equal(value, first[name]) for name, value in restored.predict(inputs).items())
+
+
+@pytest.mark.parametrize("model", [Linear, LightGBM])
+def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -> None:
     spec, rows = table()
     few = rows.select(torch.arange(4))
-    found = fit(model, spec, spec.tasks, few)({**rows.inputs, "city": torch.full((ROWS,), 5)})
+    found = fit(model, spec, few).predict({**rows.inputs, "city": torch.full((ROWS,), 5)})
     assert all(bool(value.isfinite().all()) for value in found.values())
     wrong = {"number": torch.where(torch.arange(ROWS) % 2 == 0, rows.targets["number"], 100.0)}
     weights = {"number": (torch.arange(ROWS) % 2 == 0).double() * 2}
     [task] = [task for task in spec.tasks if task.name == "number"]
-    found = fit(model, spec, [task], Batch(rows.inputs, wrong, weights))(rows.inputs)
+    found = fit(model, replace(spec, tasks=[task]), Batch(rows.inputs, wrong, weights)).predict(rows.inputs)
     assert float(task.in_units(found["number"]).max()) < 10
 
 
 def test_trees_are_for_few_outputs_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [replace(NUMBER, name=str(number)) for number in range(33)]
-    spec = DataSpec({"x": Numeric(1), "tags": Bag(4, 3)}, KINDS)
-    assert [chosen("auto", spec, KINDS), chosen("auto", spec, many)] == ["lightgbm", "linear"]
-    assert chosen("lightgbm", DataSpec({"tags": Bag(4, 3)}, KINDS), KINDS) == "linear"
-    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
-    assert chosen("auto", spec, KINDS) == "linear"
+    lists, columns = {"tags": Bag(4, 3)}, {"x": Numeric(1), "tags": Bag(4, 3)}
+    assert [choose_model("auto", columns, tasks) for tasks in (KINDS, many)] == ["lightgbm", "linear"]
+    assert [choose_model("lightgbm", lists, KINDS), choose_model("none", columns, KINDS)] == ["linear", "none"]
+    monkeypatch.setattr(table_models, "find_spec", lambda name: None)
+    assert choose_model("auto", columns, KINDS) == "linear"
 
 
 def test_a_trained_model_stands_beside_a_constant_and_a_quick_model(tmp_path: Path) -> None:
@@ -187,11 +211,12 @@ def test_lightgbm_writes_nothing_and_reads_ids_with_gaps(capfd: pytest.CaptureFi
     rows = Batch({"many": torch.tensor(many), "few": torch.tensor(few)}, {"y": torch.tensor(label).float()})
     torch.set_num_threads(2)
     try:
-        predict = trees(spec, spec.tasks, rows)
+        model = fit(LightGBM, spec, rows)
+        model.load_state_dict(model.state_dict())
+        logits = model.predict({"many": torch.arange(4) + 10, "few": torch.tensor([250, 7, 8, 999])})["y"]
     finally:
         torch.set_num_threads(threads)
     assert capfd.readouterr() == ("", "")
-    logits = predict({"many": torch.arange(4) + 10, "few": torch.tensor([250, 7, 8, 999])})["y"]
     assert logits[0] > 1
     assert (logits[1:] < -1).all()
 
@@ -215,7 +240,7 @@ def test_data_that_are_no_table_have_constants_alone(tmp_path: Path, tiny_data: 
 def test_undefined_metrics_stay_undefined() -> None:
     task = replace(KINDS[0], constant=(0.0,))
     evaluation = Evaluation([task])
-    evaluation.update(constant([task])({"x": torch.zeros(3)}), {"binary": torch.zeros(3)})
+    evaluation.update(Constant([task], {}).predict({"x": torch.zeros(3)}), {"binary": torch.zeros(3)})
     assert np.isnan(evaluation.compute()["binary/auroc"])
 
 

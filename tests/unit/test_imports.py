@@ -30,7 +30,7 @@ ROWS = [
     {"networks"},
     {"checkpoints"},
     {"training"},
-    {"analysis", "runs"},
+    {"analysis", "runs", "table_models"},
     {"callbacks", "report"},
     {"config"},
     {"tune", "use"},
