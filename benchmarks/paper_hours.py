@@ -11,8 +11,8 @@ counted once for each.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import socket
 import tempfile
 import time
 from pathlib import Path
@@ -28,7 +28,8 @@ from mtl.cli.reproduce import configuration
 from mtl.cli.study import first_run
 from mtl.files.records import RESULTS
 from mtl.paper.definition import Pair, Paper, read
-from mtl.tune.process import started
+from mtl.runs.trial import FITTED
+from mtl.tune.process import SERVER, start
 
 SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 
@@ -37,17 +38,14 @@ def timed(paper: Paper, pair: Pair, folder: Path, epochs: int = 1) -> tuple[floa
     """Return the seconds of an epoch of a row's run, and those of all the rest of the run."""
     own = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
     words = [*paper.definition(*pair, chosen=[]).overrides, *own]
-    ours, theirs = socket.socketpair()
+    ours, theirs = SERVER.Pipe()
     began = time.perf_counter()
-    with ours, theirs:
-        run = started(main, words, folder.with_suffix(".txt"), theirs)
-        theirs.close()
-        with ours.makefile("rw") as line:
-            for message in line:
-                if "epoch" in json.loads(message):  # as a worker, let it go on
-                    line.write("go\n")
-                    line.flush()
-        run.join()
+    with ours, contextlib.suppress(EOFError):  # it has failed
+        with theirs:
+            run = start(main, words, folder.with_suffix(".txt"), theirs)
+        while ours.recv() != FITTED:
+            ours.send(False)  # as a worker that does not prune it
+    run.join()
     require(run.exitcode == 0, f"{paper.name}: a run failed, see {folder.with_suffix('.txt')}")
     epoch = float(json.loads((folder / RESULTS).read_text())["seconds_per_epoch"])
     if epochs == 1 and epoch < SHORT:

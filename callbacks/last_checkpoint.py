@@ -18,8 +18,8 @@ from mtl.checkpoints.files import keep_previous
 from mtl.checkpoints.parts import SHARDED
 from mtl.distributed import gather
 from mtl.options import LargeCount, Positive, validated
-from mtl.runs.commands import command
-from mtl.runs.signals import Stopped, stop_signals
+from mtl.runs.caller import Caller
+from mtl.runs.signals import Stopped
 
 from .length import did_step, ends_epoch, validates_within_epoch
 
@@ -42,18 +42,17 @@ class LastCheckpoint(Checkpoint):
     A checkpoint is written only between two optimiser steps, since it does not contain accumulated gradients. If a
     validation follows a step, it is written after the validation, which a resumed run would skip. A run that ends
     within an epoch (``trainer.max_steps``, ``trainer.max_time``) is saved after its last step and resumes from there.
+    ``caller``: who gets the signals, and knows the command that resumes the run.
     """
 
     @validated
     def __init__(
         self, dirpath: str, every_n_steps: LargeCount | None = None, every_n_minutes: Positive | None = None
     ) -> None:
-        self.path, self.every_n_steps, self.every_n_minutes = (
-            Path(dirpath) / "last.ckpt",
-            every_n_steps,
-            every_n_minutes,
-        )
-        self._signals = ExitStack()
+        self.path, self.every_n_steps = Path(dirpath) / "last.ckpt", every_n_steps
+        self.every_n_minutes = every_n_minutes
+        self.caller = Caller()
+        self._listening = ExitStack()
         self._stopped: Stopped | None = None  # set when the run is saved; it stops after this step's values are logged
         self._ends = False  # trainer.should_stop was set inside an accumulation window
         self._max_steps: int | None = None  # the trainer's, while a checkpoint is loaded
@@ -80,7 +79,7 @@ class LastCheckpoint(Checkpoint):
         if self._max_steps is not None:
             trainer.fit_loop.epoch_loop.max_steps = self._max_steps
         self._listen(always=True)
-        stop_signals.training_starts(str(self.path))
+        self.caller.signals.training_starts(self.caller.command("ckpt", self.path))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._stop_if_saved()
@@ -111,29 +110,30 @@ class LastCheckpoint(Checkpoint):
             self._save_if_asked(trainer, ends)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._signals.close()
+        self._listening.close()
         best = [path for path in (getattr(c, "best_model_path", "") for c in trainer.checkpoint_callbacks) if path]
-        if stop_signals.is_listening:
-            stop_signals.training_ends(best[0] if best else str(self.path))
+        if self.caller.signals.is_listening:
+            weights = best[0] if best else str(self.path)
+            self.caller.signals.training_ends(weights, self.caller.command("evaluate", weights))
         self._stop_if_saved()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._signals.close()
+        self._listening.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._signals.close()
+        self._listening.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._signals.close()
+        self._listening.close()
 
     def _listen(self, always: bool = False) -> None:
         """Install our signal handlers again, since Lightning sets its own before each loop."""
-        self._signals.close()
-        if always or stop_signals.is_listening:
-            self._signals.enter_context(stop_signals.listening())
+        self._listening.close()
+        if always or self.caller.signals.is_listening:
+            self._listening.enter_context(self.caller.signals.listening())
 
     def _is_due(self, trainer: Trainer) -> bool:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
@@ -146,7 +146,7 @@ class LastCheckpoint(Checkpoint):
         return trainer.strategy.broadcast(late)
 
     def _save_if_asked(self, trainer: Trainer, ends: bool = False) -> None:
-        due, number = ends or self._is_due(trainer), _signal_of_any(trainer)
+        due, number = ends or self._is_due(trainer), _largest(self.caller.signals.number, trainer)
         if due or number or trainer.should_stop or trainer.global_step == trainer.max_steps:
             self._save(trainer, number)
 
@@ -162,7 +162,7 @@ class LastCheckpoint(Checkpoint):
         if number:
             self._stopped = Stopped(
                 f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, saved; "
-                f"resume with: {command('ckpt', self.path)}",
+                f"resume with: {self.caller.command('ckpt', self.path)}",
                 number,
             )
 
@@ -172,8 +172,8 @@ class LastCheckpoint(Checkpoint):
             raise stopped
 
 
-def _signal_of_any(trainer: Trainer) -> int:
-    """Return the signal that any process has received, or 0."""
-    if not trainer.strategy.reduce_boolean_decision(bool(stop_signals.number), all=False):
+def _largest(number: int, trainer: Trainer) -> int:
+    """Return the largest of the processes' signals ``number``; 0 if none has received one."""
+    if not trainer.strategy.reduce_boolean_decision(bool(number), all=False):
         return 0
-    return max(gather(stop_signals.number))
+    return max(gather(number))

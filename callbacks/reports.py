@@ -12,7 +12,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from mtl.files.formatting import duration, number
-from mtl.runs import channel
+from mtl.runs.trial import TrialEnd
 from mtl.training.measurements import log_values
 from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
@@ -127,26 +127,28 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
 class TrialReport(MonitoringCallback):
     """Report the monitored value to mtl tune after each epoch with a validation; stop the run if the study prunes it.
 
-    It does nothing in a run that mtl tune did not start. NaN and infinite values are not reported.
+    It does nothing in a run that mtl tune did not start. NaN and infinite values are not reported. ``trial``: the pipe
+    to the worker, which only the first process has.
     """
 
     monitor = None  # set from the configuration when the training starts
-    _line: channel.TrialChannel | None = None
+
+    def __init__(self, trial: TrialEnd | None = None) -> None:
+        super().__init__()
+        self._trial, self._is_trial = trial, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self.monitor = str(pl_module.config.get("monitor", "val/loss"))
-        if channel.started() and trainer.is_global_zero:
-            self._line = channel.TrialChannel()
+        self._is_trial = trainer.strategy.broadcast(self._trial is not None)
 
     def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
-        if not channel.started():
+        if not self._is_trial:
             return
-        line = self._line if math.isfinite(value) else None  # only the first process has one
-        stop = line is not None and line.report(trainer.current_epoch, value)
-        if trainer.strategy.reduce_boolean_decision(stop, all=False):
+        stop = self._trial is not None and math.isfinite(value) and self._trial.report(trainer.current_epoch, value)
+        if trainer.strategy.reduce_boolean_decision(stop, all=False):  # only the first process has asked
             log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, self.monitor, value)
             trainer.should_stop = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if self._line:
-            self._line.fitted()
+        if self._trial:
+            self._trial.fitted()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mtl.gates.adaptive import AdaptiveGate, update_adaptive_gates
 from mtl.networks.mixture import MixtureOfExperts
+from mtl.runs.trial import TrialEnd
 
 from .guards import FiniteGuard, ProcessAgreement
 from .length import did_step
@@ -17,8 +18,11 @@ from .random_state import RandomState
 from .reports import EpochReport, TrialReport
 
 
-def standard_callbacks() -> list[Callback]:
-    """Return the callbacks that every run has, in order; they come before the callbacks of the configuration."""
+def standard_callbacks(trial: TrialEnd | None = None) -> list[Callback]:
+    """Return the callbacks that every run has, in order; they come before the callbacks of the configuration.
+
+    ``trial``: see ``TrialReport``.
+    """
     return [
         MonitorCheck(),
         ProcessAgreement(),
@@ -26,7 +30,7 @@ def standard_callbacks() -> list[Callback]:
         FiniteGuard(),
         LayerAdaptation(),
         EpochReport(),
-        TrialReport(),
+        TrialReport(trial),
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.cli import resolvers, train
+from mtl.runs.trial import TrialEnd
 from mtl.tune import process
 from tests.conftest import ROOT
 
@@ -132,6 +134,11 @@ def attempt(words: Sequence[str], folder: Path, small: bool = True) -> Outcome:
     shrunk = [word for word in SMALL if small and word.lstrip("~").split("=")[0] not in given]
     outcome = Forked([*shrunk, *words], folder).wait()
     return replace(outcome, words=words)
+
+
+def run_file(path: Path, arguments: Sequence[str], trial: TrialEnd) -> None:
+    """Run a file that stands for ``mtl train``; it finds its words in ``sys.argv``, and ``trial``."""
+    runpy.run_path(str(path), {"trial": trial})
 
 
 def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, str], main: Callable[[], object]) -> None:

@@ -11,17 +11,17 @@ from omegaconf import DictConfig, OmegaConf
 from mtl.cli.compose import CONF
 from mtl.cli.study import FOLDERS
 from mtl.overrides import key_of, quote_path
-from mtl.runs import commands
-from mtl.runs.commands import config_dirs, program, relative_to_cwd
+from mtl.runs.commands import CommandLine, config_dirs, program, relative_to_cwd
 
 # Sections whose overrides a study keeps
 KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")
 
 
-def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
+def next_commands(cfg: DictConfig, data: Any, folder: Path, line: CommandLine) -> list[str]:
     """Return the commands that predict the rows of the run's table, report on it and search its options.
 
-    ``data``: its data module; only tables can be predicted and searched without further options.
+    ``data``: its data module; only tables can be predicted and searched without further options. ``line``: the command
+    line that started the run.
     """
     files = data.source_files() if data.labelled is not None else {}
     rows, command_lines = files.get("data.test_path", files.get("data.path")), []
@@ -31,9 +31,9 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path) -> list[str]:
     if "data.path" in files:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
-        flags = config_dirs(commands.LINE.searched)
-        keys = [key for key in map(key_of, commands.LINE.overrides) if key.startswith(KEPT) and key not in FOLDERS]
-        overrides = [override for override in commands.LINE.overrides if key_of(override) in keys]
+        flags = config_dirs(line.searched)
+        keys = [key for key in map(key_of, line.overrides) if key.startswith(KEPT) and key not in FOLDERS]
+        overrides = [override for override in line.overrides if key_of(override) in keys]
         searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
         name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table
         command_lines.append([*program("tune"), *flags, "study=table", name, searched, *overrides])

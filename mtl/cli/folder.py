@@ -11,10 +11,10 @@ from filelock import FileLock, Timeout
 from mtl.checks import InputError
 from mtl.files.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, checked_file
 from mtl.files.writing import reported
-from mtl.runs.commands import command
+from mtl.runs.caller import Caller
 
 
-def lock_run_folder(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLock:
+def lock_run_folder(folder: Path, resumed: bool, caller: Caller) -> FileLock:
     """Acquire and return the lock of a run folder; the system releases it when the process ends or is killed.
 
     Raises InputError if another process holds the lock, if the folder contains a run that this run does not resume, or
@@ -31,7 +31,8 @@ def lock_run_folder(folder: Path, resumed: bool, option: str = "hydra.run.dir") 
         lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
-            f"run folder {folder}: another process is using it; wait until it ends, or choose another {option}"
+            f"run folder {folder}: another process is using it; wait until it ends, or choose another "
+            f"{caller.folder_option}"
         ) from None
     if resumed or not (folder / CONFIG).exists():
         return lock
@@ -39,8 +40,8 @@ def lock_run_folder(folder: Path, resumed: bool, option: str = "hydra.run.dir") 
     saved = [last] if last.exists() else sorted(last.parent.glob("*.ckpt"))
     if saved or (folder / RESULTS).exists():
         lock.release()
-        resume = f"resume it with: {command('ckpt', saved[0])}; or " if saved else ""
-        raise InputError(f"run folder {folder} contains a run already; {resume}choose another {option}")
+        resume = f"resume it with: {caller.command('ckpt', saved[0])}; or " if saved else ""
+        raise InputError(f"run folder {folder} contains a run already; {resume}choose another {caller.folder_option}")
     return lock
 
 

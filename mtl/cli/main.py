@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mtl import __version__
 from mtl.checks import suggestion
@@ -34,8 +35,8 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
 QUICK = {"-h", "--help", "-c", "--cfg"}  # flags that are answered without PyTorch
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the command line names."""
+def main(arguments: Sequence[str] | None = None, **options: Any) -> None:
+    """Run the command that the command line names; its function takes further ``options``, such as a trial."""
     protect_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     name = arguments[0] if arguments else "--help"
@@ -60,4 +61,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (rest or name == "train") and not QUICK & set(rest) and sys.stderr.isatty():
         sys.stderr.write("loading PyTorch (a few seconds) ...\n")  # the first line of most commands comes after that
     module = importlib.import_module(COMMANDS[name][0])
-    getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(rest)
+    getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(rest, **options)

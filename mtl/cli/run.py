@@ -6,8 +6,7 @@ import contextlib
 import logging
 import signal
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,12 @@ from mtl.files.literals import escape_interpolation
 from mtl.files.records import CHECKPOINTS, CONFIG, PREDICTIONS, RESULTS
 from mtl.files.writing import write_json, write_text
 from mtl.loggers.base import run_loggers
-from mtl.runs import channel, commands, results
+from mtl.runs import results
 from mtl.runs.advice import advice
-from mtl.runs.commands import command
+from mtl.runs.caller import Caller, PythonCaller
+from mtl.runs.commands import run_command
 from mtl.runs.predictions_file import write_predictions
-from mtl.runs.signals import Stopped, stop_signals
+from mtl.runs.signals import Stopped
 from mtl.training.measurements import NETWORK, Measurements
 
 log = logging.getLogger("mtl")
@@ -58,33 +58,20 @@ HARMLESS_WARNINGS = (
 )
 
 
-@dataclass(frozen=True)
-class PythonCaller:
-    """What is different in a run that Python code starts: nothing is printed, and Ctrl-C ends only the training.
-
-    ``frames``: the rows of splits that are in memory. ``callbacks``: further ones, such as a progress bar.
-    """
-
-    frames: Mapping[str, polars.DataFrame]
-    callbacks: Sequence[pl.Callback] = ()
-
-
-def run(
-    cfg: DictConfig, checkpoint: Checkpoint | None = None, why_one_process: str = "", python: PythonCaller | None = None
-) -> float | None:
+def run(cfg: DictConfig, *, caller: Caller | None = None, checkpoint: Checkpoint | None = None) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value.
 
-    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already. ``why_one_process``:
-    why the run must not have several processes, if so.
+    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already.
     """
+    caller = caller or Caller()
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        if python is None:  # the memory of the caller's program is its own
+        if not isinstance(caller, PythonCaller):  # the memory of the caller's program is its own
             memory.keep_freed_memory()
         try:
             with contextlib.ExitStack() as ending:
-                best = _run(cfg, checkpoint, why_one_process, python, ending)
+                best = _run(cfg, caller, checkpoint, ending)
         finally:
             distributed.destroy_process_group()
     if cfg.get("report") and not cfg.evaluate and resolvers.is_first():
@@ -93,7 +80,7 @@ def run(
 
         folder = Path(cfg.paths.run_dir)
         try:
-            write_run_page(folder, cfg.get("trust") or (), python.frames if python else {}, places=places_of(cfg.data))
+            write_run_page(folder, cfg.get("trust") or (), caller.frames, places=places_of(cfg.data))
         except Exception as error:  # the run has ended well, and mtl report can write its page later
             log.warning("no page of the run: %s", error)
         else:
@@ -101,20 +88,14 @@ def run(
     return best
 
 
-def _run(
-    cfg: DictConfig,
-    checkpoint: Checkpoint | None,
-    why_one_process: str,
-    python: PythonCaller | None,
-    ending: contextlib.ExitStack,
-) -> float | None:
+def _run(cfg: DictConfig, caller: Caller, checkpoint: Checkpoint | None, ending: contextlib.ExitStack) -> float | None:
     check(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     if checkpoint is None and (cfg.ckpt or cfg.evaluate):
         checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
     if checkpoint is None:
-        with_columns(cfg, python.frames["train"].columns if python and "train" in python.frames else None)
+        with_columns(cfg, caller.frames["train"].columns if "train" in caller.frames else None)
     # A resumed run has used it already
     source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None
     if source is not None and cfg.data.get("path") and not cfg.data.get("tasks"):
@@ -126,14 +107,14 @@ def _run(
     if cfg.get("threads"):
         torch.set_num_threads(cfg.threads)
     data: Any = build.build_data(cfg)
-    if python is not None and python.frames:
-        data.frames = python.frames
-    trainer = build.build_trainer(cfg, checkpoint, python.callbacks if python else ())
+    if caller.frames:
+        data.frames = caller.frames
+    trainer = build.build_trainer(cfg, checkpoint, caller)
     for run_logger in run_loggers(trainer.loggers):
         ending.callback(run_logger.close)
     require(
-        trainer.world_size == 1 or not why_one_process,
-        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {why_one_process}",
+        trainer.world_size == 1 or not caller.why_one_process,
+        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {caller.why_one_process}",
     )
     if checkpoint is not None:
         if cfg.ckpt:
@@ -166,18 +147,18 @@ def _run(
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
     for logger in trainer.loggers:
-        logger.log_hyperparams({**module.config, "command": commands.command_of(cfg.overrides)})
+        logger.log_hyperparams({**module.config, "command": run_command(cfg.overrides, caller.line.searched)})
     if trainer.world_size > 1:
         first = trainer.node_rank * trainer.num_devices
         ranks = range(first, first + trainer.num_devices)
-        ending.enter_context(stop_signals.watching(getattr(trainer.strategy.launcher, "kill", None)))
+        ending.enter_context(caller.signals.watching(getattr(trainer.strategy.launcher, "kill", None)))
         ending.enter_context(distributed.warn_if_waiting(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     path = None if checkpoint is None else str(checkpoint.path)
     if cfg.evaluate:
         tested, best, monitor = path, None, "val/loss"
     else:
         with restoring(checkpoint):
-            tested, best, monitor = _fit(cfg, trainer, module, data, path, python is not None)
+            tested, best, monitor = _fit(cfg, trainer, module, data, path, caller)
     # Of the last epoch; those of the tested checkpoint are measured before its test
     module.measured = Measurements({key: value for key, value in module.measured.items() if key.split != "val"})
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
@@ -186,7 +167,7 @@ def _run(
     # The test restores the state of the best epoch
     progress = next((each.progress for each in callbacks if isinstance(each, EpochReport)), {})
     weights = cfg.evaluate or tested or folder / CHECKPOINTS / "last.ckpt"
-    with restoring(checkpoint if cfg.evaluate else None), _with_others("test", command("evaluate", weights)):
+    with restoring(checkpoint if cfg.evaluate else None), _with_others("test", caller.command("evaluate", weights)):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # Lightning's test() returns only logged values, callback_metrics also has those of callbacks of one's own
     tests = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
@@ -200,6 +181,7 @@ def _run(
         checkpoint=tested or "last weights",
         seconds_per_epoch=None if seconds is None else float(seconds),
         versions=SOFTWARE,
+        command=caller.typed(),
     )
     record = results.with_training(record, folder)
     if trainer.is_global_zero:
@@ -216,15 +198,15 @@ def _run(
             record["advice"] += slices.sentences(by_slice)
             for run_logger in run_loggers(trainer.loggers):
                 run_logger.log_markdown("slices", slices.table_of(by_slice, record["main_metrics"]).markdown())
-        if cfg.get("predictions") and not channel.started():  # a search would write as many as it has trials
+        if cfg.get("predictions") and not caller.trial:  # a search would write as many as it has trials
             digests = {split: data.rows_digest(split) for split in row_info}
             write_predictions(folder / PREDICTIONS, predictions, [*tasks], row_info, digests)
         write_json(folder / RESULTS, record)
         for run_logger in run_loggers(trainer.loggers) if not cfg.evaluate else ():
             run_logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
-        if python is None:
-            ends = not (cfg.evaluate or commands.LINE.multirun or channel.started())  # others go on with what it gives
-            further = (record["advice"], next_commands(cfg, data, folder)) if ends else ()
+        if not isinstance(caller, PythonCaller):
+            ends = caller.is_alone and not cfg.evaluate
+            further = (record["advice"], next_commands(cfg, data, folder, caller.line)) if ends else ()
             results.print_results(record, folder, *further)
     return best if best is not None else measured.value("", "loss")
 
@@ -235,19 +217,18 @@ def _fit(
     module: pl.LightningModule,
     data: pl.LightningDataModule,
     ckpt: str | None,
-    tests_after_interrupt: bool,
+    caller: Caller,
 ) -> tuple[str | None, float | None, str]:
     """Train; return the checkpoint to test, its monitored value, and the name of that value.
 
-    The checkpoint is None for the last weights. ``tests_after_interrupt``: after Ctrl-C, go on as if the training had
-    ended.
+    The checkpoint is None for the last weights. After Ctrl-C in Python, the run goes on as if the training had ended.
     """
     last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     try:
-        with _with_others("resume", command("ckpt", last)):
+        with _with_others("resume", caller.command("ckpt", last)):
             trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
     except Stopped as stopped:
-        if not tests_after_interrupt or stopped.number != signal.SIGINT or not trainer.global_step:
+        if not isinstance(caller, PythonCaller) or stopped.number != signal.SIGINT or not trainer.global_step:
             raise
         log.warning("stopped by Ctrl-C after step %d; the best state so far is kept", trainer.global_step)
     saved = trainer.checkpoint_callback

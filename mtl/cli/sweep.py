@@ -77,11 +77,14 @@ class SweepTable(Callback):
     def stopped(self, config: DictConfig) -> None:
         """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""
         from mtl.report.summary import CSV
-        from mtl.runs import commands
+        from mtl.runs.commands import config_dirs, sweep_command
 
         self.on_multirun_end(config)
         if (Path(config.hydra.sweep.dir) / CSV).exists():
-            print(f"finish the sweep with: {commands.sweep_command(commands.LINE.arguments, config.hydra.sweep.dir)}")
+            searched = [source for source in config.hydra.runtime.config_sources if source.provider == "command-line"]
+            flags = config_dirs(f"{source.schema}://{source.path}" for source in searched)
+            overrides = [*config.hydra.overrides.task, *config.hydra.overrides.hydra]
+            print(f"finish the sweep with: {sweep_command(['-m', *flags, *overrides], config.hydra.sweep.dir)}")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError

@@ -27,7 +27,10 @@ from mtl.cli.help import print_help
 from mtl.cli.line import read_line
 from mtl.overrides import key_of, value_of
 from mtl.runs import commands
+from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
+from mtl.runs.signals import Stopped
+from mtl.runs.trial import TrialEnd
 
 log = logging.getLogger("mtl")
 
@@ -50,8 +53,11 @@ class Source:
     overrides: Sequence[str] = ()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program with the overrides of the command line; print every error as one message."""
+def main(arguments: Sequence[str] | None = None, trial: TrialEnd | None = None) -> None:
+    """Run the program with the overrides of the command line; print every error as one message.
+
+    ``trial``: the pipe to the worker that started the run, if one did.
+    """
     line, source = CommandLine(), Source()
     with errors.one_line_errors(lambda error: sentence_for(error, line, source)):
         line = read_line(sys.argv[1:] if arguments is None else arguments)
@@ -66,11 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(
                 f"error: {folders[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all"
             )
-        overrides, job = [*source.overrides, *line.overrides], partial(task, line, source)
+        overrides, job = [*source.overrides, *line.overrides], partial(task, Caller(line, trial=trial), source)
         with opened(line.searched) as hydra:
             if line.cfg:
                 return hydra.show_cfg("train", overrides, line.cfg, line.package, line.resolve)
-            commands.LINE = line
             if line.multirun:
                 hydra.multirun("train", job, [*overrides, "hydra.mode=MULTIRUN"])
             else:
@@ -103,24 +108,22 @@ def read_start(overrides: Sequence[str]) -> Source:
     return Source(checkpoint, group_overrides(checkpoint, overrides))
 
 
-def task(line: CommandLine, source: Source, cfg: DictConfig) -> float | None:
+def task(caller: Caller, source: Source, cfg: DictConfig) -> float | None:
     """Run ``cfg``, which Hydra composed; a signal ends the run with one message."""
-    from mtl.runs.signals import Stopped, stop_signals
-
     try:
-        with stop_signals.listening():
-            return start(cfg, HydraConfig.get(), line, source)
+        with caller.signals.listening():
+            return start(cfg, HydraConfig.get(), caller, source)
     except Stopped as stop:
         log.warning("%s", stop)
         sys.exit(128 + stop.number if resolvers.is_first() else 0)
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra continues with the next job and raises this at the end
             raise
-        errors.end(error, sentence_for(error, line, source))
+        errors.end(error, sentence_for(error, caller.line, source))
 
 
-def start(cfg: DictConfig, hydra_cfg: Any, line: CommandLine, source: Source) -> float | None:
-    """Lock the run folder and run ``cfg``, which is a job of ``line``."""
+def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> float | None:
+    """Lock the run folder and run ``cfg``, which is a job of the ``caller``."""
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
@@ -140,7 +143,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: CommandLine, source: Source) ->
     local = [
         override for override in overrides if not is_portable(override) and key_of(override) not in ("ckpt", "evaluate")
     ]
-    commands.LINE = replace(line, local=local)
+    caller = replace(caller, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == overrides:
         last = folder / CHECKPOINTS / "last.ckpt"
@@ -152,29 +155,27 @@ def start(cfg: DictConfig, hydra_cfg: Any, line: CommandLine, source: Source) ->
             cfg.ckpt = str(last)
     resumed = resolvers.run_folder(cfg.ckpt) if cfg.ckpt else None
     same_folder = resumed is not None and resumed.resolve() == folder.resolve()
-    lock = lock_run_folder(folder, same_folder) if resolvers.is_first() else None
+    lock = lock_run_folder(folder, same_folder, caller) if resolvers.is_first() else None
     try:
         if resolvers.is_first() and not same_folder:
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": overrides, "choices": choices, "seed": seed})
-        advice = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
-        why_one_process = advice if hydra_cfg.mode == RunMode.MULTIRUN else ""
         keys = set(map(key_of, overrides))
         starts = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(starts) < 2, f"{' and '.join(starts)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
             check(cfg, overrides)
-            return run(recorded(cfg, hydra_cfg, overrides), why_one_process=why_one_process)
+            return run(recorded(cfg, hydra_cfg, overrides), caller=caller)
         checkpoint = source.checkpoint
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
-        trust = [*(cfg.trust or []), *classes_in(line.folders())]
+        trust = [*(cfg.trust or []), *classes_in(caller.line.folders())]
         cfg = resumed_config(checkpoint, overrides, composed, trust, evaluate)
         cfg.ckpt = ckpt
         check(cfg, overrides)
-        return run(cfg, checkpoint, why_one_process)
+        return run(cfg, caller=caller, checkpoint=checkpoint)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs
         if resolvers.is_first() and (is_job or (folder / CONFIG).exists()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins import DoublePrecision
 from torch import nn
 
+from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, first_line, require
@@ -26,6 +27,7 @@ from mtl.data_modules.base import TensorDataModule
 from mtl.files.literals import escape_interpolation, unescape_interpolation
 from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.networks.ensemble import Ensemble
+from mtl.runs.caller import Caller
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
@@ -186,11 +188,18 @@ def _class_of(factory: Any) -> type:
     return target if isinstance(target, type) else object
 
 
-def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
-    """Return the Trainer with its callbacks, also the given ones, and loggers; ``checkpoint``: what it starts from."""
+def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, caller: Caller | None = None) -> Trainer:
+    """Return the Trainer with its callbacks, also those of the ``caller``, and loggers.
+
+    ``checkpoint``: what it starts from.
+    """
+    caller = caller or Caller()
     chosen = [
         _built(cfg, f"callbacks.{name}", Callback) for name, node in cfg.callbacks.items() if "_target_" in (node or ())
     ]
+    for callback in chosen:
+        if isinstance(callback, LastCheckpoint):
+            callback.caller = caller
     loggers = [_built(cfg, f"logger.{name}", Logger) for name, node in (cfg.get("logger") or {}).items() if node]
     has_progress_bar = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     plugins: list[Any] = [CheckpointIO(checkpoint)]
@@ -201,7 +210,7 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
         cfg,
         "trainer",
         Trainer,
-        callbacks=[*standard_callbacks(), *chosen, *callbacks],
+        callbacks=[*standard_callbacks(caller.trial), *chosen, *caller.callbacks],
         logger=loggers or False,
         plugins=plugins,
         enable_progress_bar=has_progress_bar,

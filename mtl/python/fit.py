@@ -26,7 +26,7 @@ from mtl.cli import resolvers
 from mtl.cli.compose import CONF, composed, opened
 from mtl.cli.explain import explain
 from mtl.cli.folder import lock_run_folder, unlock_run_folder
-from mtl.cli.run import PythonCaller, run
+from mtl.cli.run import run
 from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.files.literals import escape_interpolation
@@ -36,8 +36,8 @@ from mtl.options import FilePath
 from mtl.options import valid as checked
 from mtl.overrides import to_plain, write_override
 from mtl.python.keywords import options_of, with_options
-from mtl.runs import commands
-from mtl.runs.signals import Stopped, stop_signals
+from mtl.runs.caller import PythonCaller
+from mtl.runs.signals import Stopped
 from mtl.use.frames import to_polars
 from mtl.use.trained import TrainedModel, model_of
 
@@ -115,7 +115,6 @@ def fit(
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
-    python = PythonCaller(frames, [EpochBar()] if progress else [])
     digests = {split: sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest() for split, rows in frames.items()}
     with ExitStack() as ending:
         checkpoint = None if resume is None else read_to_resume(resume)
@@ -124,8 +123,10 @@ def fit(
         run_folder = Path(lasting or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
         trust = [*(values.get("trust") or []), *classes_in([config_dir] if config_dir else [])]
         cfg = _composed(values, config_dir, run_folder, checkpoint, trust)
-        ending.enter_context(_undisturbed(lasting))
-        lock = lock_run_folder(run_folder, checkpoint is not None, "folder")
+        bars = [EpochBar()] if progress else []
+        caller = PythonCaller(frames=frames, callbacks=bars, folder=Path(lasting) if lasting else None)
+        ending.enter_context(_undisturbed(caller))
+        lock = lock_run_folder(run_folder, checkpoint is not None, caller)
         ending.callback(unlock_run_folder, run_folder, lock, delete_empty=lasting is not None)
         check(cfg)
         if checkpoint is None:
@@ -136,7 +137,7 @@ def fit(
             cfg.ckpt = str(checkpoint.path)
             same = read_json(run_folder / COMMAND).get("rows", {}) == digests
             require(same, f"resume={resume}: the run has other rows; give those that it was begun with")
-        run(cfg, checkpoint, "mtl.fit trains in one; use mtl train for more", python)
+        run(cfg, caller=caller, checkpoint=checkpoint)
         tested_checkpoint = read(run_folder, cfg.test_checkpoint)
         return model_of(tested_checkpoint, config_to_load(tested_checkpoint, trust))
 
@@ -192,28 +193,23 @@ def own_hydra(searched: Iterable[str] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed(folder: str | Path | None) -> Iterator[None]:
-    """Leave random numbers, variables and signals of the caller's program as they are; make Lightning quiet.
-
-    ``folder``: of the run, which messages name; None: a temporary one.
-    """
+def _undisturbed(caller: PythonCaller) -> Iterator[None]:
+    """Leave random numbers, variables and signals of the caller's program as they are; make Lightning quiet."""
     variables = {name: os.environ.pop(name, None) for name in VARIABLES}
     levels = {name: logging.getLogger(name).level for name in LIGHTNING}
-    commands.PYTHON[:] = [None if folder is None else Path(folder)]
     try:
         for name in LIGHTNING:
             logging.getLogger(name).setLevel(logging.WARNING)
-        with isolate_rng(), stop_signals.listening():
+        with isolate_rng(), caller.signals.listening():
             yield
     except Stopped as stopped:
-        if stopped.number != signal.SIGINT and folder is None:
+        if stopped.number != signal.SIGINT and caller.folder is None:
             name = signal.Signals(stopped.number).name
             raise Stopped(f"stopped by {name}; without folder=, nothing is kept", stopped.number) from None
         if stopped.number != signal.SIGINT:
             raise
         raise KeyboardInterrupt(str(stopped)) from None
     finally:
-        commands.PYTHON.clear()
         for name, value in variables.items():
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}

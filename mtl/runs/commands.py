@@ -10,20 +10,16 @@ from pathlib import Path
 
 from mtl.overrides import key_of, quote_path, remove_list
 
-PYTHON: list[Path | None] = []  # the folder of the run that mtl.fit trains, if it does; None: a temporary one
-
 
 @dataclass(frozen=True)
 class CommandLine:
     """A command line: all of its ``arguments``, its ``overrides`` such as ``gate=topk``, and its flags.
 
-    ``searched``: where Hydra finds further YAML files. ``local``: the overrides that a run started from a checkpoint of
-    this one has to repeat, since a checkpoint keeps no folders, servers or classes.
+    ``searched``: where Hydra finds further YAML files.
     """
 
     arguments: Sequence[str] = ()
     overrides: Sequence[str] = ()
-    local: Sequence[str] = ()
     searched: Sequence[str] = ()
     help: bool = False
     multirun: bool = False
@@ -35,31 +31,14 @@ class CommandLine:
         """Return the folders of the user's own YAML files, whose classes are trusted."""
         return [path.removeprefix("file://") for path in self.searched if path.startswith("file://")]
 
-    def kept(self) -> list[str]:
-        """Return the overrides and flags that the command of a run started from a checkpoint needs."""
-        return [*config_dirs(self.searched), *self.local]
 
+def run_command(overrides: Sequence[str], searched: Sequence[str] = ()) -> str:
+    """Return the command of a run of ``overrides``, in which ``hydra.searchpath`` becomes ``--config-dir``.
 
-LINE = CommandLine()  # that of this process
-
-
-def command(option: str, checkpoint: str | Path) -> str:
-    """Return the command that starts from ``checkpoint``, as in ``python train.py ckpt=...``, or the call in Python."""
-    if PYTHON:
-        call = f"mtl.fit(frame, tasks, resume={str(PYTHON[0])!r})"
-        return call if option == "ckpt" else f"mtl.load({str(checkpoint)!r}).evaluate(frame)"
-    return shlex.join([*program(), *LINE.kept(), f"{option}={quote_path(relative_to_cwd(checkpoint))}"])
-
-
-def run_command(overrides: Sequence[str]) -> str:
-    """Return the command of a run of ``overrides``, in which ``hydra.searchpath`` becomes ``--config-dir``."""
-    others, searched = remove_list(overrides, "hydra.searchpath")
-    return shlex.join([*program(), *config_dirs(searched), *others])
-
-
-def command_of(overrides: Sequence[str]) -> str:
-    """Return the command of this process's run of ``overrides``, with the folders of YAML files that it was given."""
-    return shlex.join([*program(), *config_dirs(LINE.searched), *overrides])
+    ``searched``: further folders of YAML files.
+    """
+    others, paths = remove_list(overrides, "hydra.searchpath")
+    return shlex.join([*program(), *config_dirs([*searched, *paths]), *others])
 
 
 def config_dirs(searched: Iterable[str]) -> list[str]:
@@ -75,7 +54,7 @@ def relative_to_cwd(path: str | Path) -> str:
 
 def sweep_command(overrides: Iterable[str], folder: str | Path) -> str:
     """Return the command that continues the sweep of ``overrides`` in ``folder``."""
-    overrides = [override for override in overrides if key_of(override) != "hydra.sweep.dir"]
+    overrides = [override for override in overrides if key_of(override) not in ("hydra.mode", "hydra.sweep.dir")]
     return shlex.join([*program(), *overrides, f"hydra.sweep.dir={quote_path(folder)}"])
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import shlex
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
@@ -25,7 +23,6 @@ from mtl.files.formatting import number
 from mtl.files.literals import escape_control
 from mtl.files.records import RESULTS, read_json
 from mtl.files.tables import Table
-from mtl.runs import commands
 from mtl.training.measurements import Key, Measurements
 from mtl.training.metrics import higher_is_better
 
@@ -70,7 +67,6 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
     gives the true groups of simulated data and 4-MNISTs.
     """
     group = data.spec.ground_truth.get("task_group")
-    arguments = commands.LINE.arguments
     files = [file["name"] for file in (data.file_digests or {}).values()]
     return {
         "run_name": cfg.run_name,
@@ -80,7 +76,6 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
         **entries,
         "threads": {"number": torch.get_num_threads()} | {n: v for n, v in os.environ.items() if n in compat.WAITING},
         "parameters": count_parameters(module.network),
-        "command": shlex.join([*commands.program(), *arguments]) if arguments else " ".join(sys.argv),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),

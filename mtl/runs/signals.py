@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mtl.runs.commands import command
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "with nothing to save"
 PATIENCE = 60.0  # seconds that a process may wait for the others after a signal
@@ -121,17 +119,18 @@ class StopSignals:
         logging.shutdown()
         os._exit(128 + number)
 
-    def training_starts(self, checkpoint: str) -> None:
-        """Delay signals until the end of a step; ``checkpoint``: the file to resume from after an immediate stop."""
+    def training_starts(self, resume: str) -> None:
+        """Delay signals until the end of a step; ``resume``: the command that resumes after an immediate stop."""
         self._training = True
-        self._message = f"at once, without saving; resume from the last save with: {command('ckpt', checkpoint)}"
+        self._message = f"at once, without saving; resume from the last save with: {resume}"
 
-    def training_ends(self, weights: str) -> None:
-        """Stop at once again, also for a signal received during training; ``weights``: the checkpoint to be tested."""
+    def training_ends(self, weights: str, evaluate: str) -> None:
+        """Stop at once again, also for a signal received during training.
+
+        ``weights``: the checkpoint to be tested. ``evaluate``: the command that tests it.
+        """
         self._training = False
-        self._message = (
-            f"during the test; the trained weights are in {weights}, test them with: {command('evaluate', weights)}"
-        )
+        self._message = f"during the test; the trained weights are in {weights}, test them with: {evaluate}"
         if self.number:
             self._stop()
 
@@ -143,6 +142,3 @@ class StopSignals:
 
     def _stop(self) -> None:
         raise Stopped(f"stopped by {signal.Signals(self.number).name} {self._message}", self.number)
-
-
-stop_signals = StopSignals()  # one object, since handlers belong to the process

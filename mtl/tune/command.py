@@ -20,7 +20,7 @@ from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.runs.commands import run_command
 from mtl.runs.console import protect_streams
-from mtl.runs.signals import stop_signals
+from mtl.runs.signals import StopSignals
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launch, Launcher
 from mtl.tune.queue import Queue, monitor_of, study_of
@@ -77,7 +77,7 @@ def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage
     """
     protect_streams()
     require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")
-    with reached(cfg.storage, folder), stop_signals.listening(STOPPED):
+    with reached(cfg.storage, folder), StopSignals().listening(STOPPED):
         yield open_storage(cfg.storage, folder)
 
 

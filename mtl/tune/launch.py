@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 from optuna.trial import Trial
@@ -19,14 +18,15 @@ from mtl.files.records import LOCK, RESULTS
 from mtl.overrides import quote_path
 from mtl.report.runs import finished_results
 from mtl.runs.signals import SIGNALS
+from mtl.runs.trial import FITTED
 from mtl.tune.definition import Definition
-from mtl.tune.process import LOST, started
+from mtl.tune.process import LOST, SERVER, start
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import write_overrides
 
 OUTPUT = "output.txt"  # everything that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
-PRUNED, FITTED = "pruned", "fitted"
+PRUNED = "pruned"
 STOPPED = {LOST, *(128 + number for number in SIGNALS)}  # exit status of a run that was stopped
 PATIENCE = 300  # seconds in which the process of a dead worker completes its step and saves
 
@@ -38,9 +38,9 @@ def run_folder(folder: Path, label: str, number: int) -> Path:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Run trials in folders below ``folder``; ``program`` does ``mtl train``, and can be pickled."""
+    """Run trials in folders below ``folder``; ``program`` does ``mtl train``, see ``start``, and can be pickled."""
 
-    program: Callable[[], object]
+    program: Callable[..., object]
     folder: Path
 
     def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
@@ -98,16 +98,18 @@ class Launcher:
 
     def _run(self, queue: Queue, trial: Trial, folder: Path, overrides: Sequence[str]) -> tuple[int, bool]:
         """Return the exit status of ``mtl train OVERRIDES``, and whether another worker has taken over the trial."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = SERVER.Pipe()
         with theirs:
-            process = started(self.program, overrides, folder / OUTPUT, theirs)
+            process = start(self.program, overrides, folder / OUTPUT, theirs)
         try:
-            with Lease(queue, trial.number, lost=process.terminate) as lease, ours.makefile("rw") as line:
-                while message := _received(line):
-                    answer = _answer(queue, trial, message)
+            with Lease(queue, trial.number, lost=process.terminate) as lease:
+                while message := _received(ours):
+                    if message == FITTED:
+                        queue.set(trial.number, FITTED, True)
+                        continue
+                    prunes = _prunes(queue, trial, *message)
                     with contextlib.suppress(OSError):  # it was killed meanwhile
-                        line.write(answer)
-                        line.flush()
+                        ours.send(prunes)
                 process.join()
                 assert process.exitcode is not None  # it has ended
                 return process.exitcode, lease.is_lost
@@ -117,25 +119,21 @@ class Launcher:
             process.join()
 
 
-def _received(line: TextIO) -> dict[str, float]:
-    """Return the next message of the run; {} if it has ended."""
-    with contextlib.suppress(OSError, ValueError):  # it was killed, perhaps while it wrote
-        return dict(json.loads(line.readline()))
-    return {}
+def _received(pipe: Connection) -> Any:
+    """Return the next message of the run, see ``TrialEnd``; None if it has ended."""
+    with contextlib.suppress(EOFError, OSError):  # it was killed, perhaps while it wrote
+        return pipe.recv()
+    return None
 
 
-def _answer(queue: Queue, trial: Trial, message: dict[str, float]) -> str:
-    """Store the reported value, and return the answer to the run."""
-    if FITTED in message:
-        queue.set(trial.number, FITTED, True)
-        return ""
-    epoch = int(message["epoch"])
+def _prunes(queue: Queue, trial: Trial, epoch: int, value: float) -> bool:
+    """Store the ``value`` that the run has reported after ``epoch``, and return whether the study prunes it."""
     if epoch not in queue.frozen(trial.number).intermediate_values:  # an epoch may be trained twice
-        trial.report(message["value"], epoch)
+        trial.report(value, epoch)
     if not trial.should_prune():
-        return "go\n"
+        return False
     queue.set(trial.number, PRUNED, epoch)
-    return "stop\n"
+    return True
 
 
 def _message(folder: Path) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mtl.runs.channel import VARIABLE
+from mtl.runs.trial import TrialEnd
 
 MAIN = importlib.import_module("mtl.__main__")
 LOST = 255  # exit status of a process whose server was killed: nobody knows how it ended, or whether it has
@@ -36,12 +36,13 @@ def prepare() -> None:
         forkserver.ensure_running()
 
 
-def started(program: Callable[[], object], overrides: Sequence[str], output: Path, line: socket.socket) -> BaseProcess:
-    """Start ``program``, which finds ``mtl train WORDS`` in ``sys.argv``, and return its process.
+def start(program: Callable[..., object], overrides: Sequence[str], output: Path, pipe: Connection) -> BaseProcess:
+    """Start ``mtl train OVERRIDES``, and return its process.
 
-    What it prints is added to the file ``output``. ``line``: its end of the channel to this worker.
+    ``program(arguments, trial=...)`` does it. What it prints is added to the file ``output``. ``pipe``: its end of the
+    pipe to this worker.
     """
-    process: BaseProcess = SERVER.Process(target=_run, args=(program, list(overrides), output, line, dict(os.environ)))
+    process: BaseProcess = SERVER.Process(target=_run, args=(program, list(overrides), output, pipe, dict(os.environ)))
     script = sys.modules["__main__"]
     sys.modules["__main__"] = MAIN  # else the process would first run the user's script
     try:
@@ -52,17 +53,17 @@ def started(program: Callable[[], object], overrides: Sequence[str], output: Pat
 
 
 def _run(
-    program: Callable[[], object],
+    program: Callable[..., object],
     overrides: Sequence[str],
     output: Path,
-    line: socket.socket,
+    pipe: Connection,
     environment: dict[str, str],
 ) -> None:
     os.setsid()  # Ctrl-C is for the worker, which stops this process
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):  # stdout and stderr
         os.dup2(file, number)
-    os.environ.update(environment | {VARIABLE: str(line.detach())})
+    os.environ.update(environment)
     sys.modules["__main__"] = MAIN  # by its name, Lightning starts the other processes of this run
     sys.argv = [str(MAIN.__file__), "train", *overrides]
-    program()
+    program(sys.argv[1:], trial=TrialEnd(pipe))

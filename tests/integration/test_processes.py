@@ -25,7 +25,7 @@ from mtl.cli import resolvers, train
 from mtl.cli.run import _with_others
 from mtl.distributed import destroy_process_group, warn_if_waiting
 from mtl.runs import signals
-from mtl.runs.signals import stop_signals
+from mtl.runs.signals import StopSignals
 from mtl.training.measurements import Measurements
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW
@@ -261,8 +261,9 @@ def wait_for_each_other() -> None:
     """Wait for what no process sends."""
     signals.PATIENCE = 0.5
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[2])))
+    stop_signals = StopSignals()
     with stop_signals.listening(), stop_signals.watching(), _with_others("resume", "x"):
-        stop_signals.training_starts("last.ckpt")
+        stop_signals.training_starts("x")
         Path(f"{sys.argv[1]}_{dist.get_rank()}").touch()
         dist.recv(torch.zeros(1), 1 - dist.get_rank())
 

@@ -20,6 +20,7 @@ from mtl.cli.run import run
 from mtl.cli.train import Source, start
 from mtl.config import build
 from mtl.gates import FixedGate
+from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
 from tests.integration.helpers import compose_small, resume_small
 from tests.stopping import assert_same, interrupted
@@ -151,4 +152,4 @@ def begin(folder: Path, *words: str) -> None:
     """Do what the program does with this command line."""
     runtime = SimpleNamespace(output_dir=str(folder), choices={}, config_sources=[])
     hydra: Any = SimpleNamespace(overrides=SimpleNamespace(task=list(words), hydra=[]), runtime=runtime, mode=None)
-    start(compose_small(folder, *words), hydra, CommandLine(overrides=words), Source())
+    start(compose_small(folder, *words), hydra, Caller(CommandLine(overrides=words)), Source())

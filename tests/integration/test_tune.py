@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from mtl.cli import tune
 from mtl.cli.run import run
 from mtl.files.records import read_json
 from mtl.python.fit import own_hydra
-from mtl.runs import channel
+from mtl.runs.caller import Caller
+from mtl.runs.trial import FITTED, TrialEnd
 from mtl.tune.definition import read
 from mtl.tune.queue import Outcome
 from mtl.tune.space import distributions, write_overrides
@@ -40,28 +40,23 @@ SMALL += ["callbacks.routing.figures_every_n_epochs=null", "trainer.max_epochs=5
 
 
 @pytest.mark.parametrize("monitor", ["val/loss", "train/loss"])
-def test_a_pruned_run_stops_and_is_tested(monitor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    monkeypatch.setenv(channel.VARIABLE, str(theirs.detach()))
-    said: list[dict[str, Any]] = []
+def test_a_pruned_run_stops_and_is_tested(monitor: str, tmp_path: Path) -> None:
+    (ours, theirs), said = Pipe(), list[Any]()
 
     def worker() -> None:
-        with ours.makefile("rw") as line:
-            for message in line:
-                said.append(json.loads(message))
-                line.write("stop\n" if said[-1].get("epoch") == 1 else "go\n" if "epoch" in said[-1] else "")
-                line.flush()
-                if "fitted" in said[-1]:
-                    return
+        while (message := ours.recv()) != FITTED:
+            said.append(message)
+            ours.send(message[0] == 1)
 
     thread = threading.Thread(target=worker)
     thread.start()
-    run(compose_small(tmp_path, "trainer.max_epochs=4", f"monitor={monitor}"))
+    caller = Caller(trial=TrialEnd(theirs))
+    run(compose_small(tmp_path, "trainer.max_epochs=4", f"monitor={monitor}"), caller=caller)
     thread.join()
     ours.close()
     results = read_json(tmp_path / "results.json")
-    assert [message.get("epoch") for message in said] == [0, 1, None]
-    assert min(message["value"] for message in said[:2]) == results["best"]
+    assert [epoch for epoch, _ in said] == [0, 1]
+    assert min(value for _, value in said) == results["best"]
     assert results["epochs"] == 2
     assert not (tmp_path / "predictions.parquet").exists()  # a study would have as many as trials
 

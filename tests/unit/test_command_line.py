@@ -18,6 +18,7 @@ from mtl.cli.ending import next_commands
 from mtl.cli.line import read_line
 from mtl.cli.study import split_overrides, start
 from mtl.config.patterns import with_columns
+from mtl.runs.commands import CommandLine, config_dirs
 
 
 def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_flags_that_may_be_repeated_all_count(name: str, tmp_path: Path) -> None
     line = read_line([*given, *(word for folder in folders for word in ("--config-dir", folder))], name)
     assert line.overrides == ["trust=[ours,mine,yours]"]
     assert line.searched == [*(f"file://{folder}" for folder in folders), "pkg://x"]
-    assert read_line(line.kept(), name).searched == line.searched
+    assert read_line(config_dirs(line.searched), name).searched == line.searched
 
 
 def test_runs_of_a_study_get_all_folders_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_run_and_file_are_told_from_options_and_flags(
 def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     data = SimpleNamespace(source_files=lambda: {"data.path": tmp_path / name}, labelled=min)
-    commands = next_commands(OmegaConf.create({"choices": {}}), data, Path("outputs/run"))
+    commands = next_commands(OmegaConf.create({"choices": {}}), data, Path("outputs/run"), CommandLine())
     assert commands[0].endswith(f" predict outputs/run {tmp_path / name}")
 
 

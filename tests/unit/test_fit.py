@@ -35,7 +35,6 @@ from mtl.cli.use import explain as explain_command
 from mtl.cli.use import importance as importance_command
 from mtl.files.records import read_json
 from mtl.overrides import quote_path
-from mtl.runs import commands
 from mtl.runs.signals import Stopped
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
@@ -398,7 +397,6 @@ def test_killed_and_resumed_equals_one_that_was_not(tmp_path: Path, monkeypatch:
         mtl.fit(visits(), tasks, **given, folder=folder)
     with pytest.raises(MemoryError):
         mtl.fit(visits(), tasks, resume=folder)
-    assert not commands.PYTHON
     for wrong, message in (
         ({"frame": visits(seed=1)}, "the run has other rows"),
         ({"lr": 1.0}, "optimizer.lr is 0.001 in the checkpoint, 1.0 now"),

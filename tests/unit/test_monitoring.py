@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from mtl.checkpoints.files import CheckpointIO
 from mtl.checks import InputError
 from mtl.cli.run import HARMLESS_WARNINGS
-from mtl.runs.signals import SIGNALS, Stopped, stop_signals
+from mtl.runs.signals import SIGNALS, Stopped
 from mtl.training.module import MultiTaskModule
 from mtl.types import TaskSpec
 from tests.standins import bare_network
@@ -222,32 +222,32 @@ def handlers() -> list[Any]:
 )
 def test_signal_in_training_saves_and_stops(hook: str, number: int, tmp_path: Path) -> None:
     before = handlers()
-    with stop_signals.listening(), pytest.raises(Stopped, match=r"after step \d, saved; resume with: .* ckpt="):
-        fit([0.1] * 9, [SignalIn(hook, number), LastCheckpoint(str(tmp_path))])
+    last = LastCheckpoint(str(tmp_path))
+    with last.caller.signals.listening(), pytest.raises(Stopped, match=r"after step \d, saved; resume with: .* ckpt="):
+        fit([0.1] * 9, [SignalIn(hook, number), last])
     assert step_of(tmp_path / "last.ckpt") == (1 if hook == "on_before_backward" else 2)
     assert handlers() == before
 
 
 def test_signal_in_the_last_epoch_stops_before_the_test(tmp_path: Path) -> None:
     last = LastCheckpoint(str(tmp_path))
-    with stop_signals.listening(), pytest.raises(Stopped, match=r"weights are in .*last.ckpt, test them with"):
+    with last.caller.signals.listening(), pytest.raises(Stopped, match=r"weights are in .*last.ckpt, test them with"):
         fit([0.1], [SignalIn("on_validation_epoch_start"), last])
 
 
 def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
-    best, before = BestCheckpoint(str(tmp_path)), handlers()
-    callbacks = [SignalIn("on_test_batch_start"), LastCheckpoint(str(tmp_path)), best]
-    with stop_signals.listening():
-        trainer = fit([0.1], callbacks)
+    best, last, before = BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path)), handlers()
+    with last.caller.signals.listening():
+        trainer = fit([0.1], [SignalIn("on_test_batch_start"), last, best])
         with pytest.raises(Stopped, match=rf"during the test; .* evaluate={best.best_model_path}"):
             trainer.test(Scripted([]), DataLoader(torch.ones(4, 1)), verbose=False)
     assert handlers() == before
 
 
 def test_signal_in_the_sanity_check_stops_at_once(tmp_path: Path) -> None:
-    callbacks = [SignalIn("on_validation_epoch_start"), LastCheckpoint(str(tmp_path))]
-    with stop_signals.listening(), pytest.raises(Stopped, match="with nothing to save"):
-        fit([0.1] * 3, callbacks, num_sanity_val_steps=1)
+    last = LastCheckpoint(str(tmp_path))
+    with last.caller.signals.listening(), pytest.raises(Stopped, match="with nothing to save"):
+        fit([0.1] * 3, [SignalIn("on_validation_epoch_start"), last], num_sanity_val_steps=1)
 
 
 def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:

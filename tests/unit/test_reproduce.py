@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from omegaconf import OmegaConf
 from mtl.checks import InputError
 from mtl.paper import command
 from tests.conftest import ROOT
+from tests.programs import run_file
 
 # The loss is the distance of x from 2 (3 for the gate b), and a little that depends on the seed
 PROGRAM = """
@@ -71,9 +71,7 @@ def reproduce(tmp_path: Path, words: Sequence[str] = (), own: Sequence[str] = ()
     }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
     first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
-    command.reproduce(
-        cfg, "mine", words, lambda words: first, partial(runpy.run_path, str(tmp_path / "program.py")), own
-    )
+    command.reproduce(cfg, "mine", words, lambda words: first, partial(run_file, tmp_path / "program.py"), own)
 
 
 def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ from mtl.cli.run import SOFTWARE
 from mtl.cli.run import run as train
 from mtl.cli.sweep import SweepTable
 from mtl.files.records import flatten, read_json
-from mtl.runs.commands import CommandLine
 from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
 from tests.integration.helpers import compose_small, composed
@@ -127,8 +126,11 @@ def test_results_name_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest
 
 
 def multirun(folder: Path) -> Any:
-    overrides = {"task": ["gate=a,b"]}
-    return OmegaConf.create({"hydra": {"mode": "MULTIRUN", "sweep": {"dir": str(folder)}, "overrides": overrides}})
+    overrides = {"task": ["gate=a,b"], "hydra": ["hydra.mode=MULTIRUN"]}
+    sources = [{"provider": "main", "schema": "file", "path": "/conf"}]
+    sources += [{"provider": "command-line", "schema": "pkg", "path": "mine"}]
+    hydra = {"mode": "MULTIRUN", "sweep": {"dir": str(folder)}, "overrides": overrides}
+    return OmegaConf.create({"hydra": hydra | {"runtime": {"config_sources": sources}}})
 
 
 def test_each_job_is_announced_with_what_varies(
@@ -191,11 +193,11 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     assert capsys.readouterr().out == ""  # no job has begun
     write_run(tmp_path / "0", ["gate=a"], None, log="12:00:00 ERROR mtl: NaN loss\n")
-    monkeypatch.setattr("mtl.runs.commands.LINE", CommandLine(arguments=["-m", "gate=a,b"]))
     function(*given)
     printed = capsys.readouterr().out
     assert "0 failed: NaN loss" in printed
-    assert f"finish the sweep with: python -m mtl train -m gate=a,b hydra.sweep.dir={tmp_path}\n" in printed
+    command = f"python -m mtl train -m --config-dir pkg://mine gate=a,b hydra.sweep.dir={tmp_path}"
+    assert f"finish the sweep with: {command}\n" in printed
 
 
 def test_baselines_differ_in_the_network_alone() -> None:

@@ -22,8 +22,9 @@ from mtl.cli.folder import lock_run_folder, unlock_run_folder
 from mtl.config.resume import is_portable
 from mtl.files.records import checked_file
 from mtl.runs import commands
+from mtl.runs.caller import Caller
 from mtl.runs.console import FaultTolerantStream
-from mtl.runs.signals import Stopped, StopSignals
+from mtl.runs.signals import Stopped
 from tests.programs import Forked
 
 
@@ -65,32 +66,34 @@ def test_only_regular_files_inside_a_folder_are_its_own(tmp_path: Path) -> None:
         mtl.load(run)
     (run / "train.log").symlink_to(outside)
     with pytest.raises(InputError, match=r"train.log: must be a regular file inside"):
-        lock_run_folder(run, resumed=True)
+        lock_run_folder(run, resumed=True, caller=Caller())
 
 
 def test_run_folder_has_one_owner(tmp_path: Path) -> None:
-    lock = lock_run_folder(tmp_path, resumed=False)
-    other = Forked([], tmp_path.parent / "printed", main=partial(lock_run_folder, tmp_path, resumed=False)).wait()
+    lock = lock_run_folder(tmp_path, resumed=False, caller=Caller())
+    other = Forked(
+        [], tmp_path.parent / "printed", main=partial(lock_run_folder, tmp_path, resumed=False, caller=Caller())
+    ).wait()
     assert other.status
     assert "another process is using it" in other.output
     lock.release()
-    lock_run_folder(tmp_path, resumed=False).release()
+    lock_run_folder(tmp_path, resumed=False, caller=Caller()).release()
     (tmp_path / "config.yaml").write_text("seed: 0")
     (tmp_path / "checkpoints").mkdir()
-    lock_run_folder(tmp_path, resumed=False).release()  # it ended before its first checkpoint
+    lock_run_folder(tmp_path, resumed=False, caller=Caller()).release()  # it ended before its first checkpoint
     for name in ("best.ckpt", "last.ckpt"):
         (tmp_path / "checkpoints" / name).touch()
         with pytest.raises(
             InputError, match=f"resume it with: python -m mtl train ckpt={tmp_path}/checkpoints/{name}; or"
         ):
-            lock_run_folder(tmp_path, resumed=False)
-    lock_run_folder(tmp_path, resumed=True).release()
+            lock_run_folder(tmp_path, resumed=False, caller=Caller())
+    lock_run_folder(tmp_path, resumed=True, caller=Caller()).release()
 
 
 def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:
     for begun in (False, True):
         folder = tmp_path / "run"
-        lock = lock_run_folder(folder, resumed=False)
+        lock = lock_run_folder(folder, resumed=False, caller=Caller())
         (folder / "command.json").write_text("{}")
         if begun:
             (folder / "config.yaml").write_text("seed: 0")
@@ -169,11 +172,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.parametrize("path", ["/a/b.ckpt", "/it's=x/[1],{2} 3.ckpt", "/C:\\d/ä$HOME\\'.ckpt", "/end\\"])
 def test_any_path_survives_shell_and_hydra(path: str) -> None:
-    *_, word = shlex.split(commands.command("ckpt", path))
+    *_, word = shlex.split(Caller().command("ckpt", path))
     assert OverridesParser.create().parse_override(word).value() == path
 
 
-def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_has_what_the_checkpoint_lacks() -> None:
     words = [
         "paths.data_dir=/my sets",
         "trust=[mine]",
@@ -183,28 +186,24 @@ def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch
     words += ["gate.k=3", "trainer.max_epochs=2", "trainer=default", "paths.output_dir=out"]
     kept = [word for word in words if not is_portable(word)]
     assert kept == ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "paths.output_dir=out"]
-    monkeypatch.setattr(commands, "LINE", commands.CommandLine(local=kept, searched=["file:///my conf"]))
-    signals = StopSignals()
-    signals.number = 15
-    with pytest.raises(Stopped) as stopped:
-        signals.training_ends("/runs/best.ckpt")
-    printed = shlex.split(str(stopped.value).partition("with: ")[2])
+    caller = Caller(commands.CommandLine(searched=["file:///my conf"]), kept)
+    printed = shlex.split(caller.command("evaluate", "/runs/best.ckpt"))
     assert printed == ["python", "-m", "mtl", "train", "--config-dir", "/my conf", *kept, "evaluate=/runs/best.ckpt"]
     here, searched = f"{Path.cwd()}/conf", f"hydra.searchpath=['file://{Path.cwd()}/conf','pkg://x']"
     flags = ["--config-dir", "conf", "--config-dir", "pkg://x"]
     assert shlex.split(commands.run_command(["seed=1", searched, "gate.k=3"]))[4:] == [*flags, "seed=1", "gate.k=3"]
-    assert shlex.split(commands.command("ckpt", f"{here}/a"))[-1] == "ckpt=conf/a"
+    assert shlex.split(Caller().command("ckpt", f"{here}/a"))[-1] == "ckpt=conf/a"
 
 
 def test_a_program_in_another_folder_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])
-    assert shlex.split(commands.command("ckpt", "a"))[1] == str(tmp_path / "train.py")
+    assert shlex.split(Caller().command("ckpt", "a"))[1] == str(tmp_path / "train.py")
     monkeypatch.chdir(tmp_path)
-    assert shlex.split(commands.command("ckpt", "a"))[1] == "train.py"
+    assert shlex.split(Caller().command("ckpt", "a"))[1] == "train.py"
 
 
 def test_a_sweep_goes_on_in_its_folder() -> None:
-    words = ["-m", "seed=1,2", "run_name=a b", "hydra.sweep.dir=old"]
+    words = ["-m", "seed=1,2", "run_name=a b", "hydra.sweep.dir=old", "hydra.mode=MULTIRUN"]
     printed = shlex.split(commands.sweep_command(words, "/new folder"))
     assert printed == [
         "python",

@@ -16,14 +16,14 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-TRAINS, TESTS = ("training_starts", "a/last.ckpt"), ("training_ends", "a/best.ckpt")
+TRAINS, TESTS = ("training_starts", "RESUME"), ("training_ends", "a/best.ckpt", "EVALUATE")
 
 
 @pytest.mark.parametrize(
     ("begun", "sent", "message"),
     [
         *(([], [number], f"by {number.name} with nothing to save") for number in SIGNALS),
-        ([TRAINS], [signal.SIGTERM] * 2 + [signal.SIGINT], r"by SIGINT at once, .*; resume .* ckpt=a/last.ckpt"),
+        ([TRAINS], [signal.SIGTERM] * 2 + [signal.SIGINT], r"by SIGINT at once, .*; resume .* with: RESUME$"),
         ([TRAINS, TESTS], [signal.SIGHUP], "by SIGHUP during the test; the trained weights are in a/best.ckpt"),
     ],
 )
@@ -43,12 +43,12 @@ def test_the_last_signal_stops_at_once(begun: list[tuple[str, ...]], sent: list[
 def test_a_signal_in_training_waits_for_the_step(number: int) -> None:
     signals = StopSignals()
     with signals.listening():
-        signals.training_starts("a/last.ckpt")
+        signals.training_starts("RESUME")
         assert signals.number == 0
         send(number)
         assert signals.number == number
-        with pytest.raises(Stopped, match=r"weights are in a/best.ckpt, test them with: .* evaluate=a/best.ckpt"):
-            signals.training_ends("a/best.ckpt")
+        with pytest.raises(Stopped, match=r"weights are in a/best.ckpt, test them with: EVALUATE$"):
+            signals.training_ends("a/best.ckpt", "EVALUATE")
 
 
 def test_broad_handlers_do_not_swallow_a_stop() -> None:

@@ -1,20 +1,19 @@
 """How a trial runs as a process: a program that stands for train.py ends in all ways that a run can end.
 
-Then the parts of a study: its space, its file, and the line between a worker and a run.
+Then the parts of a study: its space, its file, and the pipe between a worker and a run.
 """
 
 from __future__ import annotations
 
 import json
-import runpy
 import signal
-import socket
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,32 +26,28 @@ from omegaconf import OmegaConf
 from mtl.checks import InputError
 from mtl.cli.study import split_overrides
 from mtl.files.records import LOCK
-from mtl.runs import channel
+from mtl.runs.trial import TrialEnd
 from mtl.tune import definition, space
 from mtl.tune.launch import Launcher, run_folder
 from mtl.tune.queue import STALE, Outcome, Queue
 from mtl.tune.storage import open_storage
 from mtl.tune.work import work
 from tests.conftest import ROOT
+from tests.programs import run_file
 from tests.unit.test_tune_queue import SIMPLE, old, states
 
 # It notes its words, reports two epochs, and then does what is under test
 PROGRAM = """
-import json, os, pathlib, signal, socket, sys
+import json, os, pathlib, signal, sys
 words = dict(word.split("=", 1) for word in sys.argv[2:])
 given = words.get("hydra.run.dir") or words["ckpt"].replace("/checkpoints/last.ckpt", "")
 folder = pathlib.Path(given.strip("'"))
 with (folder.parent / "words.txt").open("a") as file:
     file.write(json.dumps(words) + "\\n")
 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-line = socket.socket(fileno=int(os.environ["MTL_TRIAL"])).makefile("rw")
-def tell(**message):
-    line.write(json.dumps(message) + "\\n")
-    line.flush()
 again = "ckpt" in words
 for epoch in (0, 1):
-    tell(epoch=epoch, value=1.0 - epoch / 2)
-    if line.readline() == "stop\\n":
+    if trial.report(epoch, 1.0 - epoch / 2):
         break
 def results(value):
     (folder / "results.json").write_text(json.dumps({"best": value, "numbers": {}}))
@@ -65,7 +60,7 @@ def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher
     definition = replace(SIMPLE, overrides=["data=x", "data.data_dir=mine", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", n_trials=1, heartbeat=0.3, retries=2)
-    return queue, Launcher(partial(runpy.run_path, str(tmp_path / "program.py")), tmp_path / "runs")
+    return queue, Launcher(partial(run_file, tmp_path / "program.py"), tmp_path / "runs")
 
 
 def words_of(tmp_path: Path) -> list[dict[str, str]]:
@@ -97,7 +92,7 @@ def test_a_trial_is_a_run_with_its_own_folder_and_seed(tmp_path: Path) -> None:
     [
         ("SAVE\nif not again: KILL\nresults(0.25)", [False, True], 0.25),  # from its checkpoint
         # After its training it begins anew: from its last checkpoint it might train further, an early stop being over
-        ("SAVE\nif begun == 1:\n    tell(fitted=True)\n    KILL\nresults(0.5)", [False, False], 0.5),
+        ("SAVE\nif begun == 1:\n    trial.fitted()\n    KILL\nresults(0.5)", [False, False], 0.5),
         ("results(0.125)\nKILL", [False], 0.125),  # which it does not repeat
     ],
 )
@@ -246,13 +241,12 @@ def test_a_wrong_option_is_one_message(changes: Any, gates: Any, words: Any, mes
         definition.read(config(**changes), "s", gates, words)
 
 
-def test_a_run_is_stopped_when_the_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    monkeypatch.setenv(channel.VARIABLE, str(theirs.detach()))
+def test_a_run_is_stopped_when_the_worker_dies() -> None:
+    ours, theirs = Pipe()
     stopped = threading.Event()
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     try:
-        run = channel.TrialChannel()
+        run = TrialEnd(theirs)
         assert not stopped.wait(0.05)
         ours.close()
         assert stopped.wait(5)
