@@ -109,7 +109,7 @@ def test_callbacks_read_each_validation_once() -> None:
     """Not that of the sanity check; a plateau also those within an epoch, early stopping the last of an epoch."""
     stop, plateau = EarlyStop(patience=9), PlateauRate(patience=9)
     losses = [0.0, 0.5, 0.1, 0.2, 0.3]  # of the sanity check, then twice an epoch of two batches
-    fit(losses, [stop, plateau], max_epochs=2, num_sanity_val_steps=1, val_check_interval=1)
+    fit(losses, [stop, plateau], max_epochs=2, num_sanity_val_steps=1, val_check_interval=1, enable_checkpointing=False)
     assert (float(stop.best_score), stop.wait_count) == (pytest.approx(0.1), 1)
     assert (plateau.best, plateau.waited) == (pytest.approx(0.1), 2)
 
