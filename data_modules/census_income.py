@@ -84,7 +84,7 @@ class CensusIncomeDataModule(TableDataModule):
     def split_rows(self) -> dict[str, SplitRows]:
         test = read_people(self.files["test"], ROWS["test"])
         parts = self.random_parts(test, {"val": 0.5, "test": 0.5})
-        halves = assign_rows(test, parts, None, f"{test.here} has no row for")
+        halves = assign_rows(test, parts, None, f"{test.location} has no row for")
         if "train" not in self.wanted:
             return halves
         return halves | {"train": SplitRows.every(read_people(self.files["train"], ROWS["train"]))}
@@ -104,4 +104,4 @@ def read_people(file: Path, rows: int) -> RowSource:
         people = people.with_columns(pl.col(NUMBERS).cast(pl.Float64), income, never_married=married)
     if len(people) != rows:
         logger.warning("%s has %d rows, the published file %d", file, len(people), rows)
-    return RowSource.of_frame(people, str(file))
+    return RowSource.of_frames({str(file): people})

@@ -34,7 +34,7 @@ class SplitRows:
     @staticmethod
     def every(source: RowSource, rows: int | None = None) -> SplitRows:
         """Return all rows of ``source`` in blocks of at most ``rows``. Raises InputError if there are none."""
-        require(source.count > 0, f"{source.here} has no rows")
+        require(source.count > 0, f"{source.location} has no rows")
         blocks = source.blocks(rows)
         return SplitRows(source, blocks, torch.tensor([block.count for block in blocks]))
 
@@ -115,7 +115,7 @@ def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     texts, form = source.schema[column] == pl.String, ""
     every = pl.concat([source.read(block, [column]) for block in blocks]) if texts else pl.DataFrame()
     if texts and parse(every[column]).null_count():  # dates, in the one format that fits those of all files
-        form = format_of(Cells(every, column, source.here), options, "date")
+        form = format_of(Cells(every, column, source.location), options, "date")
     times = []
     for block in blocks:
         rows = source.read(block, [column])

@@ -202,7 +202,7 @@ class TableDataModule(TensorDataModule):
         self._row_info = {n: rows[n] if streamed else read_row_info(rows[n], self.slices) for n in evaluated}
         self.row_encoder.remarks.report_invalid()
         self.warn_of_trained_file()
-        sources = {name: rows[name].source.here for name in splits}
+        sources = {name: rows[name].source.location for name in splits}
         for here in dict.fromkeys(sources.values()):
             counts = (f"{len(part)} {name}" for name, part in splits.items() if sources[name] == here)
             logger.info("%s: %s", here, ", ".join(counts))
@@ -243,7 +243,7 @@ class TableDataModule(TensorDataModule):
         assert encoder is not None
         read = [task.column for task in self.labels if encoder.from_text or task.kind == "regression"]  # as inputs are
         texts = pl.selectors.by_name(read, require_all=False) & pl.selectors.string()
-        source = RowSource.of_frame(frame.with_columns(texts.replace(list(encoder.null_values), None)), where)
+        source = RowSource.of_frames({where: frame.with_columns(texts.replace(list(encoder.null_values), None))})
         grouped = [] if self.group_column is None else [self.group_column]
         check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
         return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
@@ -271,12 +271,11 @@ class TableDataModule(TensorDataModule):
     def open(self, split: str) -> RowSource:
         """Return the rows that ``path``, ``val_path`` or ``test_path`` names. Raises InputError."""
         if split in self.frames:
-            return RowSource.of_frame(self.frames[split], str(self.paths[split]))
-        option = f"data.{OPTION[split]}"
-        if self.window_rows is not None:
-            parquet_files(self.paths[split], option)
-            return RowSource.open(self.paths[split], option)
-        return RowSource.open(self.paths[split], option, self.csv.separator, self.csv.null_values).loaded()
+            return RowSource.of_frames({str(self.paths[split]): self.frames[split]})
+        path, option, in_memory = self.paths[split], f"data.{OPTION[split]}", self.window_rows is None
+        if not in_memory:
+            parquet_files(path, option)
+        return RowSource.open(path, option, self.csv.separator, self.csv.null_values, in_memory)
 
     def split_rows(self) -> dict[str, SplitRows]:
         """Return the rows of each split, from one file or several. Raises InputError, also for missing columns."""
@@ -295,11 +294,11 @@ class TableDataModule(TensorDataModule):
         """Return the splits that share the rows of ``data.path``."""
         by, column = self.split.by, self.split.column
         fractions = {n: fraction for n, fraction in self.fractions.items() if n == "train" or n not in self.paths}
-        reason = f"{source.here}, of its {source.count} rows, data.split.fractions leaves none for"
+        reason = f"{source.location}, of its {source.count} rows, data.split.fractions leaves none for"
         require(source.count > 0, f"{reason} {', '.join(fractions)}")
         if by == "column" and column is not None:
             parts = read_splits(source, column)
-            reason = f"{source.here}, column {column!r}: no row is marked"
+            reason = f"{source.location}, column {column!r}: no row is marked"
         elif by == "time" and column is not None:
             parts = time_split(read_times(source, column, self.options), fractions, self.split.gap)
         elif by == "group" and column is not None:
@@ -341,7 +340,7 @@ class TableDataModule(TensorDataModule):
             given = weights[labelled(task, batch.targets[task.name])]
             mean = float(given.mean()) if len(given) else 1.0
             column = self._weight_columns_by_task()[task.name]
-            here = f"{rows.source.here}, column {column!r}"
+            here = f"{rows.source.location}, column {column!r}"
             require(mean > 0, f"{here}: all labels of task {task.name!r} have weight 0")
             batch.weights[task.name] = (weights / mean).float()
         return batch
@@ -429,9 +428,8 @@ class TableDataModule(TensorDataModule):
 def read_row_info(rows: SplitRows, slices: Sequence[str]) -> pl.DataFrame:
     """Return the number of each row of a split, that in its file, the file if there are several, and its ``slices``."""
     parts, cells = list[pl.DataFrame](), [pl.col(column).alias(f"slice_{column}") for column in slices]
-    for frame, file in rows.frames(slices or rows.source.columns[:1]):  # without a column there are no rows
-        name = pl.col(FILE).cast(pl.String) if FILE in frame.columns else pl.lit(file)
-        files = [name.alias("file")] if FILE in frame.columns or len(rows.source.tables) > 1 else []
+    for frame, _ in rows.frames(slices or rows.source.columns[:1]):  # without a column there are no rows
+        files = [pl.col(FILE).cast(pl.String).alias("file")] if FILE in frame.columns else []
         parts.append(frame.select(pl.col(ROW).cast(pl.Int64).alias("file_row"), *files, *cells))
     return pl.concat(parts, how="vertical_relaxed").with_row_index("row_id").cast({"row_id": pl.Int64})
 

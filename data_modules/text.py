@@ -22,7 +22,7 @@ from .tables.cells import as_text, named
 from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, LabelRules, TargetOptions
 from .tables.options import Fractions, Separator
-from .tables.row_source import RowSource
+from .tables.row_source import read_blocks
 from .text_tasks import SMALL, TextTasksDataModule
 from .texts.rows import Texts
 
@@ -120,8 +120,8 @@ class TextDataModule(TextTasksDataModule):
     def _read(self, name: str, source: TextOptions, split: str) -> pl.DataFrame:
         """Return the labelled rows of one file. Raises InputError."""
         file, here, label = source.paths[split], f"data.tasks.{name}", self.labels[name].column
-        reading: dict[str, Any] = {"separator": self.separator, "null_values": [""]}
-        frame = RowSource.one_file(file, f"{here}.{OPTION[split]}", **reading).whole()
+        reading: dict[str, Any] = {"separator": self.separator, "null_values": [""], "in_memory": True}
+        frame = pl.concat([block for block, _ in read_blocks(file, f"{here}.{OPTION[split]}", **reading)])
         check_columns(named(frame), [*source.columns, label], f"{here}: {file}", "")
         for column in source.columns:
             kind = frame[column].dtype

@@ -19,7 +19,7 @@ from mtl.options import MANY, FilePath, Name, validated
 from mtl.types import DataSpec, InputSpec, RowEncoder, TaskSpec, Tokens
 
 from .tables.encoder import check_columns
-from .tables.row_source import RowSource
+from .tables.row_source import read_blocks
 from .task_batches import TasksDataModule
 from .texts import vocabulary
 from .texts.encoder import Encoder, pretrained
@@ -78,7 +78,7 @@ class TextEncoder(RowEncoder):
         return self.tokenizer.ragged(found, {}).select(torch.arange(len(frame))).inputs
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        return RowSource.one_file(path, separator=self.separator, null_values=[""]).with_progress()
+        return read_blocks(path, separator=self.separator, null_values=[""])
 
 
 class TextTasksDataModule(TasksDataModule):

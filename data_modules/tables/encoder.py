@@ -27,7 +27,7 @@ from .columns.number import NumberColumn
 from .formats import write_number
 from .histograms import Histogram
 from .options import OnInvalid
-from .row_source import RowSource
+from .row_source import read_blocks
 from .scale import Scale
 from .vocabulary import Vocabulary
 
@@ -150,7 +150,7 @@ class TableEncoder(RowEncoder):
         self.remarks.unusual.clear()
         try:
             # ``encode`` knows which texts are empty
-            yield from RowSource.one_file(path, separator=self.separator, null_values=()).with_progress()
+            yield from read_blocks(path, separator=self.separator, null_values=())
         finally:
             self.remarks.report_invalid()
             if found := self.unusual_cells():

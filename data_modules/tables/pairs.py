@@ -16,7 +16,7 @@ from mtl.types import RowEncoder
 
 from .cells import Cells, as_text, named, parse
 from .encoder import check_columns, numbered
-from .row_source import RowSource
+from .row_source import read_blocks
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ class IdEncoder(RowEncoder):
         return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        return RowSource.one_file(path, separator=",", null_values=[""]).with_progress()
+        return read_blocks(path, separator=",", null_values=[""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -45,58 +45,77 @@ class Block:
 class RowSource:
     """The rows of one or several files with the same columns, one file after the other, or of a DataFrame.
 
-    ``tables``: the rows of each file by its name in messages. ``from_text``: whether they were text files, whose cells
-    are all texts or null. ``stamps``: size and time of each file that is read anew for each block; () in the cloud.
-    ``here`` names all files in messages. Numbers may differ in type between files: all have the type that holds each of
-    them. ``origin``: columns of the tables that name the file and the number of each row, if one table has the rows of
-    several files.
+    ``tables``: the rows by the name of their file in messages, or, in memory, those of all files in one table.
+    ``from_text``: whether they were text files, whose cells are all texts or null. ``stamps``: size and time of each
+    file that is read anew for each block; () in the cloud. ``location`` names all files in messages. Numbers may differ
+    in type between files: all have the type that holds each of them.
     """
 
-    here: str
+    location: str
     tables: Mapping[str, pl.LazyFrame]
-    from_text: bool
+    from_text: bool = False
     stamps: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    origin: Sequence[str] = ()
 
     @staticmethod
     def open(
-        path: Path, option: str = "", separator: str | None = None, null_values: Sequence[str] = NULL_VALUES
+        path: Path,
+        option: str = "",
+        separator: str | None = None,
+        null_values: Sequence[str] = NULL_VALUES,
+        in_memory: bool = False,
     ) -> RowSource:
         """Return the rows of a file, or of all files of a folder or a pattern; see ``files_of``.
 
-        Text files are read as a whole; of Parquet files, only the blocks that are asked for. ``separator``: of text
-        files; None: the one that their first line has most. Cells that equal one of ``null_values`` are empty.
-        ``option`` names the path in messages. Raises InputError if a file is missing, empty, unreadable or of another
-        format, if a column has no name or the name of another one, or if a row has more or fewer cells than there are
-        columns.
+        Text files are read as a whole; of Parquet files, only the blocks that are asked for, unless ``in_memory``.
+        ``separator``: of text files; None: the one that their first line has most. Cells that equal one of
+        ``null_values`` are empty. ``option`` names the path in messages. Raises InputError if a file is missing, empty,
+        unreadable, of another format or too large, if a column has no name or the name of another one, or if a row has
+        more or fewer cells than there are columns.
         """
-        files, here = files_of(path, option), f"{option}={path}" if option else str(path)
+        files, location = files_of(path, option), f"{option}={path}" if option else str(path)
         for file in files:
             require(file.name.endswith(SUFFIXES), f"{file}: accepted formats are {', '.join(SUFFIXES)}")
             require(regular_size(file) > 0, f"{file} is empty")
         if files[0].suffix != PARQUET:
-            texts = {str(file): read_text(file, separator, null_values).lazy() for file in files}
-            return RowSource(here, texts, from_text=True)
+            texts = {str(file): read_text(file, separator, null_values) for file in files}
+            return RowSource.of_frames(texts, location, from_text=True)
         stamps = {str(file): () if isinstance(file, CloudPath) else versions(file) for file in files}
-        return RowSource(here, {str(file): scan(file, glob=False) for file in files}, from_text=False, stamps=stamps)
+        source = RowSource(location, {str(file): scan(file, glob=False) for file in files}, stamps=stamps)
+        return source._load() if in_memory else source
 
     @staticmethod
-    def one_file(path: Path, option: str = "", **reading: Any) -> RowSource:
-        """Return the rows of a single file, as ``open`` does."""
-        regular_size(path, option)
-        return RowSource.open(path, option, **reading)
+    def of_frames(frames: Mapping[str, pl.DataFrame], location: str = "", from_text: bool = False) -> RowSource:
+        """Return the rows of DataFrames, by their names in messages; ``location`` names all, if there are several.
 
-    @staticmethod
-    def of_frame(frame: pl.DataFrame, where: str) -> RowSource:
-        """Return the rows of a DataFrame; ``where`` names it in messages. Raises InputError for one without rows."""
-        require(frame.width > 0, f"{where} has no columns")
-        require(len(frame) > 0, f"{where} has no rows")
-        return RowSource(where, {where: frame.lazy()}, from_text=False)
+        Raises InputError if their columns differ, or if there are no rows.
+        """
+        first, *others = frames
+        columns, location = frames[first].columns, location or first
+        require(bool(columns), f"{first} has no columns")
+        check_columns_agree({name: frame.schema for name, frame in frames.items()}, location)
+        tables = {name: frame.select(columns).with_row_index(ROW, offset=1) for name, frame in frames.items()}
+        if others:  # one table, since a small block takes as long as a large one
+            names = pl.Enum(list(frames))
+            named = [table.with_columns(pl.lit(name, dtype=names).alias(FILE)) for name, table in tables.items()]
+            tables = {location: pl.concat(named, how="vertical_relaxed", rechunk=True)}
+        [(name, table)] = tables.items()
+        require(len(table) > 0, f"{location} has no rows")
+        return RowSource(location, {name: table.with_columns(pl.selectors.float().fill_nan(None)).lazy()}, from_text)
+
+    def _load(self) -> RowSource:
+        """Return the same rows in memory. Raises InputError if there are none, or too many."""
+        count, width = self.count, len(self.schema)  # a small file may repeat a value 10^9 times
+        fits = count * (NUMBERED + width * CELL) <= MEMORY
+        wide = f"{count:,} rows of {width} columns, which do not fit into memory"
+        require(fits, f"{self.location} has {wide}: use data.window_rows=1048576")
+        require(count > 0, f"{self.location} has a header but no rows")
+        frames = {block.file: self.read(block, self.columns).select(self.columns) for block in self.blocks(None)}
+        return RowSource.of_frames(frames, self.location)
 
     @cached_property
     def counts(self) -> list[int]:
-        """The number of rows of each file; of a Parquet file, from its footer. Raises InputError."""
-        return [self._collect(file, lambda rows: rows.select(pl.len())).item() for file in self.tables]
+        """The number of rows of each table; of a Parquet file, from its footer. Raises InputError."""
+        return [self._collect(name, lambda rows: rows.select(pl.len())).item() for name in self.tables]
 
     @property
     def count(self) -> int:
@@ -106,11 +125,10 @@ class RowSource:
     @cached_property
     def schema(self) -> Mapping[str, pl.DataType]:
         """The columns, in the order of the first file, and their types; InputError unless all files agree."""
-        empty = {file: self._collect(file, lambda rows: rows.head(0).drop(self.origin)) for file in self.tables}
-        for file, frame in empty.items():
-            check_names(frame.columns, file)
+        empty = {name: self._collect(name, lambda rows: rows.head(0)) for name in self.tables}
+        empty = {name: frame.drop(ROW, FILE, strict=False) for name, frame in empty.items()}
+        check_columns_agree({name: frame.schema for name, frame in empty.items()}, self.location)
         first, *others = empty.values()
-        check_alike({file: frame.schema for file, frame in empty.items()}, self.here)
         return pl.concat([first, *(other.select(first.columns) for other in others)], how="vertical_relaxed").schema
 
     @property
@@ -118,71 +136,60 @@ class RowSource:
         return list(self.schema)
 
     def blocks(self, rows: int | None) -> list[Block]:
-        """Return the rows of all files in blocks of at most ``rows``, in order. A block lies in one file; None: is one.
+        """Return the rows in blocks of at most ``rows``, in order. A block lies in one table; None: is a whole one.
 
-        A file without rows has no block.
+        A table without rows has no block.
         """
-        found, first = list[Block](), 0
-        for file, count in zip(self.tables, self.counts, strict=True):
+        blocks, first = list[Block](), 0
+        for name, count in zip(self.tables, self.counts, strict=True):
             for start in range(0, count, rows or max(count, 1)):
-                found.append(Block(file, start, min(rows or count, count - start), first + start))
+                blocks.append(Block(name, start, min(rows or count, count - start), first + start))
             first += count
-        return found
+        return blocks
 
     def read(self, block: Block, columns: Sequence[str]) -> pl.DataFrame:
-        """Return ``columns``, each once, of the rows of a block, numbered in ``ROW`` as in their file; NaN is null.
+        """Return ``columns``, each once, of the rows of a block; NaN is null.
 
-        Raises InputError, also if the file has changed since it was opened.
+        The rows are numbered in ``ROW`` as in their file, which, if there are several, ``FILE`` names. Raises
+        InputError, also if the file has changed since it was opened.
         """
-        stamp = self.stamps.get(block.file)
+        if not self.stamps:
+            rows = self.tables[block.file].slice(block.start, block.count)
+            numbering = pl.selectors.by_name(ROW, FILE, require_all=False)
+            return rows.select(numbering, *dict.fromkeys(columns)).collect()
+        stamp = self.stamps[block.file]
         require(
             not stamp or (Path(block.file).exists() and versions(Path(block.file)) == stamp),
             f"{block.file} was changed, replaced or deleted while it was being read; it must stay as it is until the "
             "run ends",
         )
         types: dict[Any, pl.DataType] = {name: self.schema[name] for name in columns}
-        wanted = [*types, *self.origin]
-        frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(wanted))
+        frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(list(types)))
         frame = frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))
-        return frame if self.origin else frame.with_row_index(ROW, offset=1 + block.start)
+        file = [pl.lit(block.file).alias(FILE)] if len(self.tables) > 1 else []
+        return frame.with_row_index(ROW, offset=1 + block.start).with_columns(file)
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
         """Yield ``columns`` of all rows in blocks, each with the name of its file."""
         for block in self.blocks(ROWS):
             yield self.read(block, columns), block.file
 
-    def with_progress(self) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield all columns of all rows in blocks, each with the share of the rows read so far."""
-        for block in self.blocks(ROWS):
-            yield self.read(block, self.columns), (block.first + block.count) / self.count
+    def _collect(self, name: str, query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
+        if not self.stamps:
+            return query(self.tables[name]).collect()
+        with parsing(path_of(name), "It must be a Parquet file, with a name of its own for each column"):
+            return query(self.tables[name]).collect()
 
-    def loaded(self) -> RowSource:
-        """Return the same rows in memory. Raises InputError if there are none, or too many."""
-        count, width = self.count, len(self.schema)  # a small file may repeat a value 10^9 times
-        require(count > 0, f"{self.here} has a header but no rows")
-        fits = not self.stamps or count * (NUMBERED + width * CELL) <= MEMORY
-        wide = f"{count:,} rows of {width} columns, which do not fit into memory"
-        require(fits, f"{self.here} has {wide}: use data.window_rows=1048576")
-        parts = [(block.file, self.read(block, self.columns)) for block in self.blocks(None)]
-        if len(parts) == 1:
-            [(file, frame)] = parts
-            return RowSource(self.here, {file: frame.drop(ROW).lazy()}, self.from_text)
-        files = pl.Enum([file for file, _ in parts])  # one table, since a small block takes as long as a large one
-        named = [frame.with_columns(pl.lit(file, dtype=files).alias(FILE)) for file, frame in parts]
-        merged = {self.here: pl.concat(named, rechunk=True).lazy()}
-        return RowSource(self.here, merged, self.from_text, origin=(ROW, FILE))
 
-    def whole(self) -> pl.DataFrame:
-        """Return all rows."""
-        return pl.concat([self.read(block, self.columns) for block in self.loaded().blocks(None)])
+def read_blocks(path: Path, option: str = "", **reading: Any) -> Iterator[tuple[pl.DataFrame, float]]:
+    """Yield the rows of a single file in blocks, each with the fraction of the rows read so far.
 
-    def _collect(self, file: str, query: Any) -> pl.DataFrame:
-        if file not in self.stamps:
-            frame: pl.DataFrame = query(self.tables[file]).collect()
-            return frame
-        with parsing(path_of(file), "It must be a Parquet file, with a name of its own for each column"):
-            frame = query(self.tables[file]).collect()
-        return frame
+    The arguments are those of ``RowSource.open``. Raises InputError.
+    """
+    regular_size(path, option)
+    source = RowSource.open(path, option, **reading)
+    for block in source.blocks(ROWS):
+        yield source.read(block, source.columns).drop(FILE, strict=False), (block.first + block.count) / source.count
 
 
 def read_text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.DataFrame:
@@ -223,30 +230,32 @@ def read_text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.D
     return frame
 
 
-def check_alike(schemas: Mapping[str, Mapping[str, pl.DataType]], here: str) -> None:
+def check_columns_agree(schemas: Mapping[str, Mapping[str, pl.DataType]], location: str) -> None:
     """Raise InputError unless all files have the columns of the first one, of the same type or also numbers.
 
-    ``here`` names the files in the message.
+    The names are checked as well, see ``check_names``. ``location`` names the files in the message.
     """
 
-    def fits(one: pl.DataType | None, other: pl.DataType | None) -> bool:
-        if one is None or other is None:
-            return one == other
-        return one == other or pl.Null in (one, other) or (one.is_numeric() and other.is_numeric())
+    def fits(first: pl.DataType | None, second: pl.DataType | None) -> bool:
+        if first is None or second is None:
+            return first == second
+        return first == second or pl.Null in (first, second) or (first.is_numeric() and second.is_numeric())
 
+    for file, schema in schemas.items():
+        check_names(list(schema), file)
     (first, expected), *others = schemas.items()
     for file, schema in others:
-        pairs = {name: (expected.get(name), schema.get(name)) for name in (*expected, *schema)}
-        odd = [
-            f"{format_value(name)} ({one} and {other})" for name, (one, other) in pairs.items() if not fits(one, other)
+        types = {name: (expected.get(name), schema.get(name)) for name in (*expected, *schema)}
+        differences = [
+            f"{format_value(name)} ({pair[0]} and {pair[1]})" for name, pair in types.items() if not fits(*pair)
         ]
         two = f"{Path(first).name} and {Path(file).name}"
-        require(not odd, f"{here}: its files {two} differ in {', '.join(odd[:LISTED])}")
+        require(not differences, f"{location}: its files {two} differ in {', '.join(differences[:LISTED])}")
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_names(names: Sequence[str], location: str) -> None:
     """Raise InputError if a name is empty or contains control characters, or if several columns have one name."""
     for name, count in Counter(name.strip() for name in names).items():
-        good = bool(name) and not CONTROL.search(name)
-        require(good, f"{where}: the name {quote(name)} of a column is empty or contains control characters: rename it")
-        require(count == 1, f"{where}: {count} columns are called {quote(name)}: give each a name of its own")
+        valid, message = bool(name) and not CONTROL.search(name), "is empty or contains control characters: rename it"
+        require(valid, f"{location}: the name {quote(name)} of a column {message}")
+        require(count == 1, f"{location}: {count} columns are called {quote(name)}: give each a name of its own")

@@ -185,9 +185,7 @@ def _with_largest_errors(rows: LabeledPredictions, count: int) -> LabeledPredict
 def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
     """Return the rows of a split whose numbers, from 0, are ``wanted``, an ascending array; a block is read at once."""
     parts, first = list[pl.DataFrame](), 0
-    for frame, file in rows.frames(rows.source.columns):
-        if len(rows.source.tables) > 1:
-            frame = frame.with_columns(pl.lit(file).alias(FILE))
+    for frame, _ in rows.frames(rows.source.columns):
         parts.append(frame[wanted[(wanted >= first) & (wanted < first + len(frame))] - first])
         first += len(frame)
     return pl.concat(parts, how="vertical_relaxed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from datetime import date, datetime
 from decimal import Decimal
@@ -16,14 +17,14 @@ from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables import row_source as blocks
-from mtl.data_modules.tables.row_source import RowSource
+from mtl.data_modules.tables import row_source
+from mtl.data_modules.tables.row_source import read_blocks
 from mtl.data_modules.tables.vocabulary import Vocabulary
 from mtl.data_modules.text import TextDataModule
 from polars.testing import assert_frame_equal
 
 from mtl.checks import InputError
-from mtl.types import RowEncoder
+from mtl.types import ROW, RowEncoder
 from tests.loaded import loaded
 
 QUOTED = 'id,text\n1,"a, ""b""\nof two lines"\n2,plain\n3,"\n\n"\n4,NA\n'
@@ -37,22 +38,24 @@ def test_blocks_hold_the_rows_of_the_file(
 ) -> None:
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
-    monkeypatch.setattr(blocks, "ROWS", 2)
-    source = RowSource.one_file(path, separator=",", null_values=["NA"])
-    found = list(source.with_progress())
-    assert_frame_equal(pl.concat([frame for frame, _ in found]), source.whole())
-    assert len(found) == (2 if text == QUOTED else 150)
-    assert found[-1][1] == 1
+    monkeypatch.setattr(row_source, "ROWS", 2)
+    blocks = list(read_blocks(path, separator=",", null_values=["NA"]))
+    rows = pl.read_csv(io.StringIO(text), infer_schema=False, null_values="NA").with_row_index(ROW, offset=1)
+    assert_frame_equal(pl.concat([frame for frame, _ in blocks]), rows)
+    assert len(blocks) == (2 if text == QUOTED else 150)
+    assert blocks[-1][1] == 1
 
 
-def test_blocks_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_blocks_of_parquet(in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows[1].parquet"
-    pl.DataFrame({"a": [1.0, float("nan"), None, 4.0, 5.0], "b": list("vwxyz")}).write_parquet(path)
-    monkeypatch.setattr(blocks, "ROWS", 2)
-    source = RowSource.one_file(path)
-    found = list(source.with_progress())
-    assert [len(frame) for frame, _ in found] == [2, 2, 1]
-    assert_frame_equal(pl.concat([frame for frame, _ in found]), source.whole())
+    rows = pl.DataFrame({"a": [1.0, float("nan"), None, 4.0, 5.0], "b": list("vwxyz")})
+    rows.write_parquet(path)
+    monkeypatch.setattr(row_source, "ROWS", 2)
+    blocks = list(read_blocks(path, in_memory=in_memory))
+    assert [len(frame) for frame, _ in blocks] == [2, 2, 1]
+    expected = rows.fill_nan(None).with_row_index(ROW, offset=1)
+    assert_frame_equal(pl.concat([frame for frame, _ in blocks]), expected)
 
 
 def restored(data: Any, again: Any) -> RowEncoder:
