@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +18,9 @@ from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
 from .constants import with_constants
 from .feeding import Batches, BatchPlan, Position, RowsDataset, RowsLoader, RowsSampler
+from .files.identity import digest, fingerprint
 from .splits import SPLITS
-from .state import changes, fingerprint, reading_state, spec_of, spec_state
+from .state import changes, reading_state, spec_of, spec_state
 from .stream import StreamedRows, StreamLoader
 
 SAMPLE = 20_000  # training rows whose labels give the constants, of rows that are not in memory
@@ -169,7 +168,7 @@ class TensorDataModule(LightningDataModule):
         Rows of the same number are the same in two runs whose digests are equal.
         """
         parts = [type(self).__qualname__, self.seed, self._row_sources(split), self.row_counts()[split]]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return digest(parts)
 
     def _row_sources(self, split: str) -> Any:
         """Return the digests of the files that have the rows of ``split``, and options that split them."""

@@ -23,8 +23,9 @@ from mtl.options import FilePath, NonEmpty, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
-from .files.cache import cached, locked, versions
+from .files.cache import cached, locked
 from .files.download import move_missing, unpacked
+from .files.identity import stamp
 from .files.images import decode, pixel_scale, reduced
 from .files.reading import parsing, quote, read_lines, repair
 from .splits import SPLITS
@@ -93,7 +94,7 @@ class CelebADataModule(TensorDataModule):
 
     def _read(self) -> dict[str, Tensor]:
         """Return ``<split>_image [N, 3, H, W]`` and ``<split>_attributes [N, 40]`` of each split, all uint8."""
-        lists = versions(self.folder / ATTRIBUTES_FILE, self.folder / PARTITION_FILE)
+        lists = stamp(self.folder / ATTRIBUTES_FILE, self.folder / PARTITION_FILE)
         count = sum(file.suffix == ".jpg" for file in (self.folder / IMAGES).iterdir())
         return cached(self.data_dir / "cache" / "celeba.pt", self._parse, (FORMAT, self.scale, count, *lists))
 

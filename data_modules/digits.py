@@ -19,8 +19,9 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files import mnist
-from .files.cache import cached, versions
+from .files.cache import cached
 from .files.download import fetch
+from .files.identity import stamp
 from .files.images import pixel_scale
 from .files.reading import parsing
 from .splits import SPLITS, random_split, require_rows
@@ -77,7 +78,7 @@ class DigitsDataModule(TensorDataModule):
     def _read_svhn(self, part: str) -> tuple[Tensor, Tensor]:
         """Return images ``[N, 3, 32, 32]`` (uint8) and digits ``[N]`` (int64), from the cache if possible."""
         file = self.svhn / SVHN.split_list[part][1]
-        key = (FORMAT, *versions(file))
+        key = (FORMAT, *stamp(file))
         content = cached(self.data_dir / "cache" / f"svhn-{part}.pt", lambda: parse_svhn(file), key)
         return content["image"], content["digit"]
 

@@ -17,8 +17,9 @@ from mtl.options import Address, FilePath, Fraction, LargeCount, Names, validate
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 
 from .base import TensorDataModule
-from .files.cache import cached, versions
+from .files.cache import cached
 from .files.download import fetch_archive
+from .files.identity import stamp
 from .splits import by_split, random_split, require_rows, sample_rows
 from .tables.options import Fractions
 from .tables.pairs import IdEncoder, KnownIds
@@ -100,7 +101,7 @@ class InteractionsDataModule(TensorDataModule):
         """Return the result of ``parse`` for these files, from the cache if possible."""
         files = self.source_files()
         require(bool(files), f"{self.source} is missing; prepare_data() fetches it")
-        key: list[str | int] = [FORMAT, *files, *versions(*files.values())]
+        key: list[str | int] = [FORMAT, *files, *stamp(*files.values())]
         return cached(self.data_dir / "cache" / f"{self.folder.name}.pt", self.parse, key)
 
     def records(self) -> dict[str, Tensor]:

@@ -14,8 +14,9 @@ from mtl.checks import require
 from mtl.options import Address, FilePath, NonEmpty, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
-from .files.cache import cached, versions
+from .files.cache import cached
 from .files.download import fetch_archive
+from .files.identity import stamp
 from .files.images import decode, pixel_scale
 from .splits import SPLITS, random_split, require_rows
 from .task_batches import TasksDataModule
@@ -74,7 +75,7 @@ class OmniglotDataModule(TasksDataModule):
         require(name in there, f"data.alphabets: {self.folder} has no {name}; choose among {', '.join(there)}")
         files = drawings(there[name])
         named = [f"{file.parent.name}/{file.name}" for file in files]
-        key: list[str | int] = [FORMAT, self.side, *named, *versions(*files)]
+        key: list[str | int] = [FORMAT, self.side, *named, *stamp(*files)]
         content = cached(self.cache / f"omniglot-{name}.pt", lambda: parse(there[name], self.side), key)
         return content["image"], content["character"]
 

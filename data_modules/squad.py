@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -22,6 +21,7 @@ from mtl.types import DataSpec, TaskSpec
 
 from .files.cache import cached
 from .files.download import fetch
+from .files.identity import digest
 from .files.reading import parsing, repair
 from .splits import SPLITS, sample_rows
 from .text_tasks import PhaseLength, TextTasksDataModule
@@ -150,12 +150,10 @@ class SquadDataModule(TextTasksDataModule):
         asked = [contexts[question.context] for question in questions]
         asking = [question.text for question in questions]
         sizes = (self.max_length, self.stride, self.max_question)
-        digests = (Texts(part, None, torch.zeros(0)).digest() for part in (asking, list(contexts)))
-        pairs = hashlib.sha256(str(asked).encode()).hexdigest()
         content = cached(
             self.data_dir / "cache" / "tokens" / "windows.pt",
             lambda: windows(encoder, asking, list(contexts), asked, *sizes),
-            (FORMAT, *digests, pairs, encoder.digest(), *sizes),
+            (FORMAT, digest([asking, list(contexts), asked]), encoder.digest(), *sizes),
         )
         return Windows(**content)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -18,13 +16,9 @@ from mtl.files.cloud import CloudPath
 from mtl.options import options_of, valid
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
-from .files.reading import cloud_rows, files_of, regular_size
-
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors
 LEFT_OUT = ("scorer", "calibration")  # a scorer needs texts, which are not stored; a calibration is no part of the data
-WHOLE = 1 << 30  # bytes of files whose fingerprint covers all of them
-SAMPLES, SAMPLE = 16, 1 << 18  # samples of a file, and their bytes; a Parquet file ends with the range of each column
 
 
 def spec_state(spec: DataSpec) -> dict[str, Any]:
@@ -79,32 +73,6 @@ def reading_state() -> Iterator[None]:
             f"the checkpoint's description of its data is damaged ({type(error).__name__}: {first_line(error)}); "
             "take another checkpoint of the run"
         ) from None
-
-
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Return the name of a file, a folder or a pattern, the bytes and the number of its files, and a SHA-256 digest.
-
-    The digest covers the contents of the files (evenly spaced samples and the end of each if together they have more
-    than ``WHOLE`` bytes), and the names of several files, but not of one. Of files in the cloud, it covers their names
-    and numbers of rows, and the size is that number. Raises InputError if one cannot be read.
-    """
-    if isinstance(path, CloudPath):
-        rows = cloud_rows(path)
-        found = {"name": path.name, "size": sum(rows.values()), "files": len(rows)}
-        return found | {"sha256": hashlib.sha256(json.dumps(rows).encode()).hexdigest()}
-    files, digest = files_of(path), hashlib.sha256()
-    sizes = [regular_size(file) for file in files]
-    for file, size in zip(files, sizes, strict=True):
-        digest.update(file.name.encode() + b"\0" if len(files) > 1 else b"")  # one file may be renamed
-        places = range(0, size, max(SAMPLE, size // SAMPLES) if sum(sizes) > WHOLE else SAMPLE)
-        try:
-            with open(file, "rb") as content:
-                for start in (*places, max(0, size - SAMPLE)):
-                    content.seek(start)
-                    digest.update(content.read(SAMPLE))
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror or error}") from None
-    return {"name": path.name, "size": sum(sizes), "sha256": digest.hexdigest(), "files": len(files)}
 
 
 def changes(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +14,8 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.files.writing import writing
 
+from .identity import digest
+
 logger = logging.getLogger(__name__)
 
 Key = Sequence[str | int | float]
@@ -23,15 +23,14 @@ Key = Sequence[str | int | float]
 
 def keyed(path: Path, key: Key) -> Path:
     """Return ``path`` with a digest of ``key`` added to the file name: ``digits.pt`` -> ``digits-1f0c9a4b27de.pt``."""
-    digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()
-    return path.with_name(f"{path.stem}-{digest[:12]}{path.suffix}")
+    return path.with_name(f"{path.stem}-{digest(key)[:12]}{path.suffix}")
 
 
 def cached(path: Path, build: Callable[[], dict[str, Tensor]], key: Key = ()) -> dict[str, Tensor]:
     """Return the tensors stored for ``key``; if there are none yet, call ``build`` and store its result.
 
     The file is ``keyed(path, key)``. ``key`` must hold everything that the content depends on: the format version, and
-    size and modification time of the source. A damaged file is rebuilt. One process builds, the others wait and read.
+    the ``stamp`` of the source. A damaged file is rebuilt. One process builds, the others wait and read.
     Raises InputError if the folder cannot be written; errors of ``build`` are not caught.
     """
     path = keyed(path, key)
@@ -72,15 +71,6 @@ def locked(path: Path, doing: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def versions(*files: Path) -> list[int]:
-    """Return size and modification time of each file, for a key: a changed file is parsed again. Raises InputError."""
-    try:
-        stats = [file.stat() for file in files]
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}; prepare_data() fetches it") from error
-    return [number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)]
 
 
 def unwritable(folder: Path, error: BaseException) -> InputError:

@@ -87,11 +87,6 @@ def cloud_rows(path: CloudPath) -> dict[str, int]:
         return rows_of(path)
 
 
-def is_several(path: Path) -> bool:
-    """Return whether ``path`` is a folder or a pattern, not a file."""
-    return os.path.isdir(path) or is_pattern(path)
-
-
 def is_pattern(path: Path) -> bool:
     return any(sign in str(path) for sign in PATTERN) and not os.path.exists(path)
 

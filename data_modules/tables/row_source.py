@@ -17,8 +17,8 @@ from mtl.files.cloud import CloudPath, path_of
 from mtl.files.literals import CONTROL
 from mtl.types import ROW
 
-from ..files.cache import versions
 from ..files.cloud import scan
+from ..files.identity import stamp
 from ..files.reading import MEMORY, SUFFIXES, files_of, parsing, quote, read_bytes, read_gzip, regular_size
 from .cells import FILE
 from .options import NULL_VALUES
@@ -79,7 +79,7 @@ class RowSource:
         if files[0].suffix != PARQUET:
             texts = {str(file): read_text(file, separator, null_values) for file in files}
             return RowSource.of_frames(texts, location, from_text=True)
-        stamps = {str(file): () if isinstance(file, CloudPath) else versions(file) for file in files}
+        stamps = {str(file): () if isinstance(file, CloudPath) else stamp(file) for file in files}
         source = RowSource(location, {str(file): scan(file, glob=False) for file in files}, stamps=stamps)
         return source._load() if in_memory else source
 
@@ -157,17 +157,17 @@ class RowSource:
             rows = self.tables[block.file].slice(block.start, block.count)
             numbering = pl.selectors.by_name(ROW, FILE, require_all=False)
             return rows.select(numbering, *dict.fromkeys(columns)).collect()
-        stamp = self.stamps[block.file]
+        file, opened = Path(block.file), self.stamps[block.file]
         require(
-            not stamp or (Path(block.file).exists() and versions(Path(block.file)) == stamp),
+            not opened or (file.exists() and stamp(file) == opened),
             f"{block.file} was changed, replaced or deleted while it was being read; it must stay as it is until the "
             "run ends",
         )
         types: dict[Any, pl.DataType] = {name: self.schema[name] for name in columns}
         frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(list(types)))
         frame = frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))
-        file = [pl.lit(block.file).alias(FILE)] if len(self.tables) > 1 else []
-        return frame.with_row_index(ROW, offset=1 + block.start).with_columns(file)
+        names = [pl.lit(block.file).alias(FILE)] if len(self.tables) > 1 else []
+        return frame.with_row_index(ROW, offset=1 + block.start).with_columns(names)
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
         """Yield ``columns`` of all rows in blocks, each with the name of its file."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from mtl.checks import InputError, first_line, require
 
 from ..files.cache import cached
+from ..files.identity import digest
 from ..files.reading import quote
 from .rows import RaggedRows, Texts
 
@@ -61,7 +62,7 @@ class Encoder:
 
     def digest(self) -> str:
         """Return a digest of all that decides which tokens a text has."""
-        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+        return digest(self.tokenizer.to_str())
 
     def vocabulary_digest(self) -> str:
         """Return a digest of the tokens and their ids, which weights depend on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +10,8 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.types import Batch
+
+from ..files.identity import digest
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,7 @@ class Texts:
 
     def digest(self) -> str:
         """Return a digest of the texts and their marks; labels and groups do not count."""
-        found = hashlib.sha256()
-        for column in (self.first, self.second or []):
-            # With their lengths, so that texts with other boundaries have another digest
-            found.update("".join(f"{len(text)}:{text}" for text in column).encode("utf-8", "surrogatepass"))
-            found.update(b"|")
-        if self.marks is not None:
-            found.update(str(self.marks.tolist()).encode())
-        return found.hexdigest()
+        return digest([self.first, self.second, None if self.marks is None else self.marks.tolist()])
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from mtl.files.writing import write_json, write_text
 
-from ..files.cache import locked
+from ..files.cache import keyed, locked
 from .encoder import Encoder
 from .rows import Texts
 
@@ -32,8 +30,7 @@ def trained(texts: Sequence[Texts], size: int, cache: Path) -> Encoder:
     """
     from tokenizers import Tokenizer
 
-    key = json.dumps([FORMAT, size, *(rows.digest() for rows in texts)])
-    folder = cache / f"vocabulary-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    folder = keyed(cache / "vocabulary", (FORMAT, size, *(rows.digest() for rows in texts)))
     if not (folder / FILE).exists():
         with locked(cache / f".{folder.name}.lock", f"training the vocabulary {folder}"):
             if not (folder / FILE).exists():

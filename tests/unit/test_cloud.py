@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from mtl.data_modules.state import changes, fingerprint
+from mtl.data_modules.files.identity import fingerprint
+from mtl.data_modules.state import changes
 from mtl.data_modules.table import TableDataModule
 from polars.testing import assert_frame_equal
 

@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from mtl.data_modules.state import changes, fingerprint
+from mtl.data_modules.files.identity import fingerprint
+from mtl.data_modules.state import changes
 from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.columns.list import words_and_groups
