@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 import torch
@@ -46,14 +46,13 @@ class BooksDataModule(InteractionsDataModule):
         data_dir: FilePath,
         min_records: LargeCount = 5,
         alpha: Fraction = 0.5,
-        negatives: Literal["uniform", "per_user"] = "uniform",
         split: Fractions = (0.8, 0.1, 0.1),
         download: bool = True,
         unverified: bool = False,
         base_url: Address = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
         **common: Any,
     ) -> None:
-        super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
+        super().__init__(data_dir, alpha, split, download, base_url, **common)
         self.min_records, self.unverified = min_records, unverified
         self.folder = self.data_dir / "bookcrossing"
         self.source = self.folder / "BX-Book-Ratings.csv"

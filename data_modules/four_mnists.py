@@ -7,17 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.checks import require
 from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files.images import pixel_scale
-from .files.mnist import CLASSES, prepare, read
+from .files.mnist import CLASSES, SIDE, prepare, read_splits
 from .splits import SPLITS, Rows
 from .task_batches import TasksDataModule
-
-SIDE = 28
-VALIDATION = 6  # one in this many training images is for validation
 
 
 class FourMNISTsDataModule(TasksDataModule):
@@ -47,26 +43,15 @@ class FourMNISTsDataModule(TasksDataModule):
         prepare(self.folder, "mnist", self.download, self.base_url)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        images, labels = read(self.folder, "train")
-        test_images, test_labels = read(self.folder, "t10k")
-        val = len(images) // VALIDATION
-        require(val >= 1, f"{self.folder}: {len(images)} images are too few for training and validation")
         limits = dict(zip(SPLITS, self.rows or [None] * 3, strict=True))
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
-        order = torch.randperm(len(images), generator=self.generator())
-        images, labels = images[order], labels[order]
-        for name in ("mnist", "rotated"):
-            if name == "rotated":
-                images, test_images = clockwise(images), clockwise(test_images)
-            parts = {
-                "train": (images[val:], labels[val:]),
-                "val": (images[:val], labels[:val]),
-                "test": (test_images, test_labels),
-            }
+        upright = read_splits(self.folder, self.generator())
+        rotated = {split: (clockwise(images), digits) for split, (images, digits) in upright.items()}
+        for name, parts in {"mnist": upright, "rotated": rotated}.items():
             for task in (f"{name}_1", f"{name}_2"):
-                for split, (pixels, digits) in parts.items():
+                for split, (images, digits) in parts.items():
                     limit = limits[split]
-                    tasks[split][task] = Batch({"image": pixels[:limit, None]}, {task: digits[:limit]})
+                    tasks[split][task] = Batch({"image": images[:limit, None]}, {task: digits[:limit]})
         mean, std = pixel_scale(tasks["train"]["mnist_1"].inputs["image"])  # the same for rotated images
         specs = [TaskSpec(task, "multiclass", CLASSES) for task in tasks["train"]]
         copies = {"task_group": torch.arange(2).repeat_interleave(2)}

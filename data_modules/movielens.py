@@ -50,14 +50,13 @@ class MovieLensDataModule(InteractionsDataModule):
         data_dir: FilePath,
         variant: Literal["1m", "100k"] = "1m",
         alpha: Fraction = 0.9,
-        negatives: Literal["uniform", "per_user"] = "uniform",
         split: Fractions = (0.8, 0.1, 0.1),
         download: bool = True,
         base_url: Address = "https://files.grouplens.org/datasets/movielens",
         **common: Any,
     ) -> None:
         self.variant = VARIANTS[variant]
-        super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
+        super().__init__(data_dir, alpha, split, download, base_url, **common)
         self.folder = self.data_dir / self.variant.folder
         self.source = self.folder / self.variant.ratings
 

@@ -12,10 +12,10 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files.images import pixel_scale
-from .files.mnist import CLASSES, prepare, read
+from .files.mnist import CLASSES, SIDE, prepare, read_splits
 from .splits import SPLITS, Rows
 
-SHIFT, SIDE, CANVAS = 4, 28, 36
+SHIFT, CANVAS = 4, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 NAMES = {  # of the classes
     "mnist": tuple(map(str, range(CLASSES))),
@@ -24,7 +24,6 @@ NAMES = {  # of the classes
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
 }
-VALIDATION = 6  # one in this many training images is for validation
 
 
 class MultiMNISTDataModule(TensorDataModule):
@@ -58,17 +57,11 @@ class MultiMNISTDataModule(TensorDataModule):
         prepare(self.folder, self.source, self.download, self.base_url)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        images, labels = read(self.folder, "train")
-        order = torch.randperm(len(images), generator=self.generator(0))
-        held_out = len(images) // VALIDATION
-        parts = {"val": order[:held_out], "train": order[held_out:]}
-        sources = {name: (images[index], labels[index]) for name, index in parts.items()}
-        sources["test"] = read(self.folder, "t10k")
-        splits = {}
+        parts, splits = read_splits(self.folder, self.generator(0)), {}
         for number, (name, size) in enumerate(zip(SPLITS, self.rows, strict=True), start=1):
-            source_images, source_labels = sources[name]
-            pairs = torch.randint(len(source_images), (2, size), generator=self.generator(number))
-            splits[name] = compose(source_images, source_labels, pairs)
+            images, labels = parts[name]
+            pairs = torch.randint(len(images), (2, size), generator=self.generator(number))
+            splits[name] = compose(images, labels, pairs)
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
         classes = NAMES[self.source]
         tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
+
+from mtl.checks import require
 
 from .download import fetch_archive
 from .reading import parsing
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
+VALIDATION = 6  # one in this many training images is for validation
 
 
 def prepare(folder: Path, source: str, download: bool, base_url: str | None = None) -> None:
@@ -31,3 +35,16 @@ def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
         if images.shape != (len(labels), SIDE, SIDE) or not len(labels) or int(labels.max()) >= CLASSES:
             raise ValueError(f"images {list(images.shape)} and {len(labels)} labels")
     return images, labels
+
+
+def read_splits(folder: Path, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return images and classes, as ``read`` does, of train, val and test.
+
+    The official test images test, a random sixth of the training images validates. Raises InputError if there are too
+    few.
+    """
+    images, labels = read(folder, "train")
+    order, count = torch.randperm(len(images), generator=generator), len(images) // VALIDATION
+    require(count >= 1, f"{folder}: {len(images)} images are too few for training and validation")
+    parts = {"train": order[count:], "val": order[:count]}
+    return {split: (images[rows], labels[rows]) for split, rows in parts.items()} | {"test": read(folder, "t10k")}
