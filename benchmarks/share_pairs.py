@@ -1,7 +1,7 @@
 """How often ``mtl share`` finds the true groups of simulated pairs: ``python benchmarks/share_pairs.py FOLDER 1 20``.
 
 FOLDER for the runs, then the relatedness rho within a pair and the number of problems, each with tasks and rows of its
-own (``data.seed``); further words are those of ``mtl share``, as in ``data.num_pairs=4 pairs=true``. Started again, it
+own (``data.seed``); further words are those of ``mtl share``, as in ``data.num_pairs=4 seeds=8``. Started again, it
 goes on. Runs are trained in this process, since starting one would take longer than its training. Prints a line for
 each problem.
 """

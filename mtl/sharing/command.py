@@ -18,13 +18,13 @@ from mtl.config.resume import Composer
 from mtl.options import valid
 from mtl.overrides import key_of
 from mtl.sharing.answer import ALONE, GROUPS
-from mtl.sharing.grouping import pair_rounds, partition
+from mtl.sharing.grouping import partition
 from mtl.sharing.settings import Comparison, Setting, ShareOptions
 from mtl.tune.command import checked, run_trials, working
 from mtl.tune.launch import Launch
 from mtl.tune.queue import study_of
 
-LEAST = 3  # seeds: with fewer, Student's t test finds next to nothing
+MIN_SEEDS = 3  # with fewer, Student's t test finds next to nothing
 
 
 def share(
@@ -49,45 +49,35 @@ def share(
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     launch = launcher(folder)
 
-    def run(chosen: Sequence[Setting], seeds: int, later: int | None = 0) -> None:
+    def run(settings: Sequence[Setting], seeds: int, later: int | None = 0) -> None:
         if not options.show:
-            run_trials([(setting.definition, monitor) for setting in chosen], seeds, cfg, storage, launch, later)
+            run_trials([(setting.definition, monitor) for setting in settings], seeds, cfg, storage, launch, later)
 
     with working(cfg, folder, options.show) as storage:
-        seeds, rounds = options.seeds, None
-        for num_timed in (1, min(LEAST, seeds)) if options.budget else ():  # again, since first runs are often slower
+        seeds = options.seeds
+        for num_timed in (
+            (1, min(MIN_SEEDS, seeds)) if options.budget else ()
+        ):  # again, since first runs are often slower
             run(base, num_timed, later=None)
-            seeds, rounds = _within(options, comparison.settings, storage, num_timed)
+            seeds = _seeds_within_budget(options, comparison.settings, storage, num_timed)
         comparison.seeds = range(options.seed, options.seed + seeds)
-        grouped = seeds * (len(tasks) > 2)  # runs in groups, unless all tasks will share, or none
-        paired = seeds * len(pair_rounds(comparison.affinity())[:rounds]) * options.pairs
-        run(base, seeds, paired + grouped)
-        comparison.gains = comparison.affinity()
-        if chosen := pair_rounds(comparison.gains)[:rounds] if options.pairs else []:
-            comparison.pairs = {
-                f"pairs {number}": comparison.of_groups(pair_round, "pairs")
-                for number, pair_round in enumerate(chosen, 1)
-            }
-            run(list(comparison.pairs.values()), seeds, grouped)
-            comparison.gains = np.full((len(tasks), len(tasks)), np.nan)
-            for pair_gain in comparison.gains_over_alone(comparison.pairs):
-                gain = pair_gain.mean if math.isfinite(pair_gain.mean) else math.nan
-                comparison.gains[tasks.index(pair_gain.partners[0]), tasks.index(pair_gain.task)] = gain
-        if np.isfinite(comparison.gains[~np.eye(len(tasks), dtype=bool)]).any():
-            comparison.groups = partition(comparison.gains, options.groups)
+        run(base, seeds, later=seeds * (len(tasks) > 2))  # those in groups, unless all tasks will share, or none
+        affinity = comparison.affinity()
+        if np.isfinite(affinity[~np.eye(len(tasks), dtype=bool)]).any():
+            comparison.groups = partition(affinity, options.groups)
             if 1 < len(comparison.groups) < len(tasks):
                 comparison.settings[GROUPS] = comparison.of_groups(comparison.groups)
                 run([comparison.settings[GROUPS]], seeds)
     return comparison
 
 
-def _within(
+def _seeds_within_budget(
     options: ShareOptions, base: Mapping[str, Setting], storage: BaseStorage, num_timed: int
-) -> tuple[int, int]:
-    """Return how many seeds and rounds of pairs fit into the budget.
+) -> int:
+    """Return how many seeds fit into the budget.
 
-    A setting's runs are assumed to take as long as its first ``num_timed`` ones, on average. Networks of groups and of
-    pairs are assumed to take as long as those of single tasks.
+    A setting's runs are assumed to take as long as its first ``num_timed`` ones, on average. Networks of groups are
+    assumed to take as long as those of single tasks.
     """
     seconds = {}
     for name, setting in base.items():
@@ -95,9 +85,8 @@ def _within(
         first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:num_timed] if study else []
         require(bool(first), f"budget: the first run of {name} has failed, so its time is not known")
         seconds[name] = max(1e-3, sum(trial.user_attrs.get("seconds", 0.0) for trial in first) / len(first))
-    budget, least = 60 * (options.budget or 0.0), min(LEAST, options.seeds)
+    budget, min_seeds = 60 * (options.budget or 0.0), min(MIN_SEEDS, options.seeds)
     seconds_per_seed = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
-    needed = f"{least} seeds of all settings take about {math.ceil(least * seconds_per_seed / 60)} minutes"
-    require(budget >= least * seconds_per_seed, f"budget={options.budget:g}: {needed}")
-    seeds = min(options.seeds, int(budget / seconds_per_seed))
-    return seeds, int((budget - seeds * seconds_per_seed) / (seeds * seconds[ALONE]))
+    needed = f"{min_seeds} seeds of all settings take about {math.ceil(min_seeds * seconds_per_seed / 60)} minutes"
+    require(budget >= min_seeds * seconds_per_seed, f"budget={options.budget:g}: {needed}")
+    return min(options.seeds, int(budget / seconds_per_seed))

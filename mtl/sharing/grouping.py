@@ -1,4 +1,4 @@
-"""Choose groups of tasks by the gains that pairs predict, and rounds of pairs that measure all pairs."""
+"""Choose groups of tasks by the gains that pairs of tasks predict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-MOST = 5_000  # candidate groups: all groups of 12 tasks, of more tasks those that are not too large
+MAX_CANDIDATE_GROUPS = 5_000  # all groups of 12 tasks, of more tasks those that are not too large
 Group = tuple[int, ...]
 
 
@@ -23,8 +23,8 @@ def predicted(group: Sequence[int], gains: np.ndarray) -> list[float]:
     return [total / max(len(group) - 1, 1) for total in sums]
 
 
-def partition(gains: np.ndarray, most: int | None = None) -> list[Group]:
-    """Return the partition into at most ``most`` groups with the largest sum of predicted gains of all tasks.
+def partition(gains: np.ndarray, max_groups: int | None = None) -> list[Group]:
+    """Return the partition into at most ``max_groups`` groups with the largest sum of predicted gains of all tasks.
 
     An integer program chooses among the group of all tasks and all groups of up to m tasks, at least pairs, with m as
     large as ``MOST`` allows. Up to 12 tasks these are all groups, so that the partition is the best one.
@@ -32,7 +32,7 @@ def partition(gains: np.ndarray, most: int | None = None) -> list[Group]:
     count = len(gains)
     groups = [tuple(range(count))]
     for size in range(1, count):
-        if size > 2 and len(groups) + math.comb(count, size) > MOST:
+        if size > 2 and len(groups) + math.comb(count, size) > MAX_CANDIDATE_GROUPS:
             break
         groups += combinations(range(count), size)
     covers = np.zeros((count + 1, len(groups)))  # the last row counts the chosen groups
@@ -40,22 +40,6 @@ def partition(gains: np.ndarray, most: int | None = None) -> list[Group]:
         covers[[*group, count], column] = 1
     value = np.array([sum(predicted(group, gains)) for group in groups])
     value /= max(np.abs(value).max(), 1e-300)  # the solver's tolerances are absolute
-    limits = LinearConstraint(covers, [*[1] * count, 1], [*[1] * count, most or count])
+    limits = LinearConstraint(covers, [*[1] * count, 1], [*[1] * count, max_groups or count])
     solution = milp(-value, constraints=limits, integrality=1, bounds=Bounds(0, 1), options={"mip_rel_gap": 0.0})
     return sorted(groups[column] for column in np.flatnonzero(solution.x > 0.5))
-
-
-def pair_rounds(affinity: np.ndarray) -> list[list[Group]]:
-    """Return partitions of the T tasks into pairs, and one single task if T is odd, that have each pair once.
-
-    One run trains all pairs of such a round. By the circle method there are T - 1 rounds, or T if T is odd. Those with
-    the largest mean ``affinity [T, T]`` come first.
-    """
-    count = len(affinity)
-    ring = [*range(count), *([-1] if count % 2 else [])]  # whose mate is -1 is single
-    half, rounds = len(ring) // 2, []
-    for _ in ring[1:]:
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        rounds.append([tuple(sorted(task for task in pair if task >= 0)) for pair in pairs])
-        ring = [ring[0], ring[-1], *ring[1:-1]]
-    return sorted(rounds, key=lambda groups: -sum(sum(predicted(group, affinity)) for group in groups))

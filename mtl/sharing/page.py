@@ -46,10 +46,9 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     runs = read_named_runs(comparison.runs(comparison.settings))
     shared = {name: setting for name, setting in comparison.settings.items() if name in (TOGETHER, GROUPS)}
     gated = {name: setting for name, setting in comparison.settings.items() if name not in (ALONE, *shared)}
-    sharing, gates = (comparison.gains_over_alone(settings) for settings in ({**shared, **comparison.pairs}, gated))
+    sharing, gates = (comparison.gains_over_alone(settings) for settings in (shared, gated))
     done = runs.table.filter(state=FINISHED)
-    every = read_named_runs(comparison.runs({**comparison.settings, **comparison.pairs}))
-    of_sharing, of_gates = (confirm(every, validation) for validation in (sharing, gates))
+    of_sharing, of_gates = (confirm(runs, validation) for validation in (sharing, gates))
     answers = {task: answer(task, of_sharing, of_gates, len(comparison.tasks)) for task in comparison.tasks}
     deltas, by = (
         {name: runs.values(name, f"{split}/{DELTA}") for name in comparison.settings} for split in ("test", "val")
@@ -64,10 +63,8 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     command = run_command([*recommended_overrides, f"seed={comparison.seeds.start}"])
     affinity = comparison.affinity()
     groups = [[comparison.tasks[task] for task in group] for group in comparison.groups]
-    source = "the gains of pairs" if comparison.pairs else "the affinities"
-    line = (
-        f"groups by {source}: {' | '.join(map(' + '.join, groups))} (mean {number(comparison.predicted_gain(), 2)} %)"
-    )
+    gain = number(comparison.predicted_gain(), 2)
+    line = f"groups by the affinities: {' | '.join(map(' + '.join, groups))} (mean {gain} %)"
     lines = [
         *answers.values(),
         *([line] if groups else []),
@@ -94,7 +91,7 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
         Section("Answers", text, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
-        Section("Affinities", tables=_matrices(comparison, affinity), figures=figures),
+        Section("Affinities", tables=[_affinities(comparison.tasks, affinity)], figures=figures),
         replace(section_of(runs, "Settings", curves={}), settings=None, text="For the record: they chose nothing."),
     ]
     provenance = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
@@ -108,16 +105,15 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _matrices(comparison: Comparison, affinity: np.ndarray) -> list[Table]:
-    title = "Affinity: fall of the column's loss by a step for the row's task, %"
+def _affinities(tasks: list[str], affinity: np.ndarray) -> Table:
     note = f"TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first {EARLY:.0%} of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_n_steps."
-    others = np.where(np.eye(len(affinity), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
-    tables = [_matrix(title, comparison.tasks, others, note)]
-    if comparison.pairs:
-        tables.append(_matrix("Gain of the column's task paired with the row's, %", comparison.tasks, comparison.gains))
-    return tables
+    others = np.where(np.eye(len(tasks), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
+    cells = [[number(value, 2, "+") if np.isfinite(value) else "-" for value in row] for row in others]
+    rows = [[task, *row] for task, row in zip(tasks, cells, strict=True)]
+    title = "Affinity: fall of the column's loss by a step for the row's task, %"
+    return Table(["", *tasks], rows, title, [note])
 
 
 def _choice(gains: Sequence[SharingGain]) -> Table:
@@ -134,11 +130,6 @@ def _table(gains: Sequence[SharingGain]) -> Table:
         )
     header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
     return Table(header, rows, "Gains on test rows", [RULE])
-
-
-def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Table:
-    cells = [[number(value, 2, "+") if np.isfinite(value) else "-" for value in row] for row in values]
-    return Table(["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], title, notes)
 
 
 def _json(values: Any) -> Any:

@@ -31,7 +31,6 @@ class ShareOptions(Work):
     name: StudyName | None
     seeds: Annotated[LargeCount, Field(ge=2)]
     budget: Positive | None
-    pairs: bool
     gates: list[Name]
     groups: Count | None
     every_n_steps: LargeCount
@@ -52,8 +51,7 @@ class Comparison:
 
     ``run_overrides``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has
     the labels of some tasks only. ``own_splits``: whether each seed has a random split of its own. ``seeds``: of each
-    setting. ``gains [T, T]``: the gain, in percent, of the column's task from sharing with the row's, by which groups
-    are chosen, on validation rows: affinities, or measured if ``pairs`` were trained.
+    setting. ``groups``: chosen by the affinities, if any were measured.
     """
 
     options: ShareOptions
@@ -64,8 +62,6 @@ class Comparison:
     own_splits: bool
     seeds: range = range(0)
     settings: dict[str, Setting] = field(default_factory=dict)
-    pairs: dict[str, Setting] = field(default_factory=dict)
-    gains: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     groups: list[Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -78,10 +74,10 @@ class Comparison:
         for gate in self.options.gates:
             self.settings[gate] = self._setting(gate, [*network, f"gate={gate}"], [self.tasks], gated=True)
 
-    def of_groups(self, groups: Sequence[Group], name: str = GROUPS) -> Setting:
+    def of_groups(self, groups: Sequence[Group]) -> Setting:
         """Return the setting of separate networks for ``groups`` of tasks."""
         named = [[self.tasks[task] for task in group] for group in groups]
-        label = f"{name}_{derived_seed(0, *groups):08x}"
+        label = f"{GROUPS}_{derived_seed(0, *groups):08x}"
         return self._setting(label, ["network=grouped", f"network.groups={write_value(named)}"], named)
 
     def _setting(self, label: str, overrides: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
@@ -122,5 +118,6 @@ class Comparison:
         return affinities(self.conflicts(), self.tasks)
 
     def predicted_gain(self) -> float:
-        """Return the mean over tasks of the gains, in percent, that ``gains`` predicts for the chosen groups."""
-        return sum(sum(predicted(group, self.gains)) for group in self.groups) / len(self.tasks)
+        """Return the mean over tasks of the gains, in percent, that affinities predict for the chosen groups."""
+        affinity = self.affinity()
+        return sum(sum(predicted(group, affinity)) for group in self.groups) / len(self.tasks)

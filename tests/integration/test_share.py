@@ -80,7 +80,7 @@ def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
 
 
 def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answered(tmp_path, ["pairs=true", "gates=[softmax]"])
+    found = answered(tmp_path, ["gates=[softmax]"])
     folder = tmp_path / "share" / "synthetic_moe"
     assert list(found["answers"]) == TASKS
     assert read_json(folder / "share.json")["answers"] == found["answers"]
@@ -89,21 +89,20 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert settings.count("softmax") == 3  # each task has one setting of shared networks and one gate
     assert len(settings) == 6
     settings = [each["setting"] for each in found["validation_gains"]]
-    assert {"together", "softmax", "pairs 1"} <= set(settings)
-    assert len([setting for setting in settings if "pairs" in setting]) == 6  # each of two tasks of three pairs
+    assert {"together", "softmax"} <= set(settings)
     assert {each["found"]["runs"] for each in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
-    assert all(word in text for word in ("Answers", "TAG", "Gain of the column", "recommended", "95 % interval"))
+    assert all(word in text for word in ("Answers", "TAG", "recommended", "95 % interval"))
     assert "Command: mtl share seeds=2" in text
     assert not found["own_splits"]
     assert "All runs have the same split" in text
     printed = capsys.readouterr().out
     assert "recommended: " in printed
     left = [int(runs) for runs in re.findall(r"left \((\d+) run", printed)]
-    assert left[:12] == [*range(13, 1, -1)]  # also those of pairs and groups
+    assert left[:6] == [*range(7, 1, -1)]  # also those in groups
     assert "All runs have the same split" in printed
-    again = answered(tmp_path, ["pairs=true", "gates=[softmax]", "show=true"])
+    again = answered(tmp_path, ["gates=[softmax]", "show=true"])
     assert again == found
 
 
@@ -112,15 +111,10 @@ def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
         answered(tmp_path, ["budget=1e-9"])
 
 
-def test_without_time_for_pairs_groups_follow_from_affinities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_within", lambda *_: (2, 0))
-    found = answered(tmp_path, ["pairs=true", "budget=9"])
-    assert sum(map(len, found["groups"])) == 3
-
-
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
     for words, message in (
         (["data=synthetic_pairs", "seeds=1"], "seeds=1: must be"),
+        (["data=synthetic_pairs", "pairs=true"], "pairs"),
         (["data=synthetic_pairs", "gates=[comett]"], "gate=comett|comett"),
         (["data=synthetic_pairs", "show=true"], "nothing has been run yet"),
         (["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=1"], "data has one task, task_000"),
@@ -152,7 +146,7 @@ def test_any_names_of_tasks_from_python(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(launch, "Launcher", lambda program, folder: in_process(folder))
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "é": (x > 8).cast(int), "a=b": x * 2.0, "c, d": x * 1.0})
-    sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none", "pairs": True}
+    sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}
     options: dict[str, Any] = {"seeds": 3, "gates": [], "every_n_steps": 1, "max_epochs": 1, "options": sizes}
     tasks = {"é": "binary", "a=b": "regression", "c, d": "regression"}
     found = mtl.share(frame, tasks, folder=tmp_path, **options)

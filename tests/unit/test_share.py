@@ -1,4 +1,4 @@
-"""Which tasks should share: groups from gains of pairs, rounds of pairs, verdicts, answers, measured conflict."""
+"""Which tasks should share: groups from gains of pairs, verdicts, answers, measured conflict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mtl.report.runs import Runs
 from mtl.report.statistics import Difference, difference, required_runs, with_delta
 from mtl.sharing import grouping
 from mtl.sharing.answer import SharingGain, answer, chosen, confirm, corrected, gains, recommended
-from mtl.sharing.grouping import pair_rounds, partition, predicted
+from mtl.sharing.grouping import partition, predicted
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
 from tests.integration.helpers import compose_small
@@ -48,29 +48,19 @@ def value(groups: Any, matrix: np.ndarray) -> float:
     return sum(sum(predicted(group, matrix)) for group in groups)
 
 
-@pytest.mark.parametrize("most", [None, 1, 2, 3])
-def test_partitions_are_the_best_ones(most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_groups", [None, 1, 2, 3])
+def test_partitions_are_the_best_ones(max_groups: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = 1e-5 * np.random.default_rng(0).normal(size=(6, 6))  # as small as affinities
-    allowed = [each for each in partitions(list(range(6))) if most is None or len(each) <= most]
-    found = partition(matrix, most)
-    assert sorted(task for group in found for task in group) == list(range(6))
-    assert len(found) <= (most or 6)
-    assert value(found, matrix) == pytest.approx(max(value(each, matrix) for each in allowed), rel=1e-9)
-    monkeypatch.setattr(grouping, "MOST", 30)  # too few for groups of three
-    if most != 2:
-        small = [each for each in allowed if all(len(group) in (1, 2, 6) for group in each)]
-        assert value(partition(matrix, most), matrix) == pytest.approx(max(value(each, matrix) for each in small))
-
-
-@pytest.mark.parametrize("tasks", [2, 4, 5, 8])
-def test_rounds_have_each_pair_once(tasks: int) -> None:
-    affinity = np.zeros((tasks, tasks))
-    affinity[0, 1] = 1.0
-    rounds = pair_rounds(affinity)
-    pairs = sorted(group for each in rounds for group in each if len(group) == 2)
-    assert pairs == list(combinations(range(tasks), 2))
-    assert all(sorted(task for group in each for task in group) == list(range(tasks)) for each in rounds)
-    assert (0, 1) in rounds[0]
+    allowed = [groups for groups in partitions(list(range(6))) if max_groups is None or len(groups) <= max_groups]
+    best = partition(matrix, max_groups)
+    assert sorted(task for group in best for task in group) == list(range(6))
+    assert len(best) <= (max_groups or 6)
+    assert value(best, matrix) == pytest.approx(max(value(groups, matrix) for groups in allowed), rel=1e-9)
+    monkeypatch.setattr(grouping, "MAX_CANDIDATE_GROUPS", 30)  # too few for groups of three
+    if max_groups != 2:
+        small = [groups for groups in allowed if all(len(group) in (1, 2, 6) for group in groups)]
+        best_value = max(value(groups, matrix) for groups in small)
+        assert value(partition(matrix, max_groups), matrix) == pytest.approx(best_value)
 
 
 def gain(mean: float, error: float, p: float | None, partners: tuple[str, ...] = ("b",), count: int = 5) -> SharingGain:
@@ -128,7 +118,10 @@ def by_seed(**rows: list[float]) -> dict[str, dict[int, float]]:
 
 def test_validation_rows_choose_and_test_rows_answer() -> None:
     """A setting that is better on test rows alone is neither shown nor recommended."""
-    val, test = {"together": 0.70, "groups": 0.72, "pairs 1": 0.65}, {"together": 0.9, "groups": 0.705, "pairs 1": 0.8}
+    val, test = (
+        {"together": 0.70, "groups": 0.72, "groups 2": 0.65},
+        {"together": 0.9, "groups": 0.705, "groups 2": 0.8},
+    )
     rows = [("alone", seed, 0.70, 0.70 + seed / 100) for seed in range(4)]
     rows += [(name, seed, val[name], test[name] + seed / 90) for name in val for seed in range(4)]
     table = pl.DataFrame(rows, ["setting", "seed", "val/a/auroc", "test/a/auroc"], orient="row")
@@ -306,7 +299,7 @@ def simulated_runs(problem: int, gain: bool, seeds: int = 8) -> Runs:
     y = np.einsum("tni,ti->tn", x, weights) + 2 * random.normal(size=(4, rows))
     for seed in range(seeds):
         train, val, test = np.split(random.permutation(rows), [400, 450])
-        for setting in ("alone", "together", "groups", "pairs 1", "softmax"):
+        for setting in ("alone", "together", "groups", "groups 2", "softmax"):
             run = {"setting": setting, "seed": seed, "data_seed": seed, "overlap": 50 / 400, "state": "finished"}
             for task in range(4):
                 own = [task, task ^ 1] if gain and setting == "groups" else [task]
@@ -327,7 +320,7 @@ def simulated_runs(problem: int, gain: bool, seeds: int = 8) -> Runs:
 
 @pytest.mark.parametrize("problems", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_simulated_gains_are_found_and_none_is_invented(problems: int) -> None:
-    partners = {name: {str(task): ["x"] for task in range(4)} for name in ("together", "groups", "pairs 1")}
+    partners = {name: {str(task): ["x"] for task in range(4)} for name in ("together", "groups", "groups 2")}
     right, wrong, told = 0, 0, 0
     for gain in (True, False):
         for problem in range(problems):
