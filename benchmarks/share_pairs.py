@@ -67,7 +67,7 @@ def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
         content = write(share(hydra.compose("share", own), given, first_run, in_process), [*own, *given])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}
     true = [[f"{pair}_0", f"{pair}_1"] for pair in sorted(pairs)]
-    shares = sum(line.startswith(f"{task}: share") for task, line in content["answers"].items())
+    shares = sum(line.startswith(f"{task}: better") for task, line in content["answers"].items())
     groups = " | ".join(" + ".join(group) for group in content["groups"])
     chosen = content["recommended"]["setting"]
     predicted, measured = content["predicted_gain"], content["delta_m"].get("groups", [])

@@ -53,7 +53,7 @@ def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str
             continue
         values = summarise(list(groups[group.key].values(gate.name, column).values()))
         if values.mean is not None:
-            lines.setdefault(name, []).append((x, values.mean, values.error or 0.0))
+            lines.setdefault(name, []).append((x, values.mean, values.sem or 0.0))
     return {name: sorted(line) for name, line in lines.items()}
 
 

@@ -11,9 +11,9 @@ import polars as pl
 from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.paper.definition import Joint, Part
+from mtl.report.comparison import Published, compare_settings
 from mtl.report.page import Section
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.settings import Published, compare
 from mtl.report.statistics import SEEDS, Value
 
 Row = dict[str, Value]  # by column, and by mean
@@ -46,7 +46,7 @@ def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Pu
     """Return the section on a joint table; ``theirs``: the published (mean, error) by the gate's key and the column."""
     columns, have = [*joint.columns, *joint.means], set(runs.table["setting"])
     published = {gate.name: theirs[gate.key] for gate in gates if gate.key in theirs and gate.name in have}
-    settings = compare(runs, columns=columns)
+    settings = compare_settings(runs, columns=columns)
     if not joint.best:
         return Section(joint.name, "", settings, [settings.table(published)])
     rows = []

@@ -22,11 +22,11 @@ from mtl.files.writing import write_bytes, write_text
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
-from mtl.paper.verdicts import Judgement, TrialValues, Verdict, judge, judge_search
+from mtl.paper.verdicts import ClaimStatus, Judgement, TrialValues, judge, judge_search
+from mtl.report.comparison import Published
 from mtl.report.page import Picture, Section, html, linked, write_page
 from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
-from mtl.report.settings import Published
 from mtl.report.statistics import SEEDS
 from mtl.report.trials import SHARE, Trials, best_trials, section_of_trials
 from mtl.tune.launch import run_folder
@@ -36,7 +36,7 @@ CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search c
 # Columns of the CSV besides those of the tables and claims; the numbers among them belong to the costs
 KEPT = ("group", "setting", "run", "state", "reason", *SEEDS, "overlap", CHOSEN, OVERRIDES, BINARY, *COSTS)
 RULES = "rules.md"  # beside the pages of benchmarks/accuracy
-_DECISIVE = (Verdict.CONTRADICTED, Verdict.HOLDS, Verdict.UNDECIDED)  # the order of the rows
+_DECISIVE = (ClaimStatus.CONTRADICTED, ClaimStatus.HOLDS, ClaimStatus.UNDECIDED)  # the order of the rows
 HEADER = ("claim", "verdict", "gain in our runs, % [95 % interval]")
 _PICTURE = re.compile(r"^!\[(.*)\]\(.*\)\n?", re.MULTILINE)
 # By group and gate: the overrides that a search chose, and the trial
@@ -114,8 +114,8 @@ def redraw_page(paper: Paper, page: Path) -> None:
         verdicts = {row[0]: (row[1].strip("*"), row[2]) for row in rows if len(row) == 3}
         for claim in paper.file.claims:
             verdict, reason = verdicts.get(claim.text, ("", ""))
-            if verdict in list(Verdict):
-                stored[claim.text] = Judgement(claim, Verdict(verdict), reason)
+            if verdict in list(ClaimStatus):
+                stored[claim.text] = Judgement(claim, ClaimStatus(verdict), reason)
     report = report_of(paper, file.read_text(), kept, {}, stored)
     write_text(page, report.text(page, linked(report.sections, page.stem)))
     show(report.judgements, page)
@@ -154,7 +154,7 @@ class Report:
         )
         sentence = f"**Claims that were run: {counted}.** " if counts else ""
         rules = f"[Rules]({RULES})" if page.with_name(RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
-        left = f"Not run: {verdicts.count(Verdict.NOT_RUN)} of {len(verdicts)} claims. {rules}"
+        left = f"Not run: {verdicts.count(ClaimStatus.NOT_RUN)} of {len(verdicts)} claims. {rules}"
         lead = f"{lead}\n\n{sentence}{left}" if verdicts else lead
         end = f"## Where the numbers come from\n\n{bullets(provenance)}\n* All runs: [{page.stem}.csv]({page.stem}.csv)"
         return write_page(self.title, self.sections, lead, end, pictures)
@@ -188,8 +188,8 @@ def report_of(
     return Report(paper, table, judgements, sections)
 
 
-def _marked(verdict: Verdict) -> str:
-    return Bold(verdict) if verdict == Verdict.CONTRADICTED else str(verdict)
+def _marked(verdict: ClaimStatus) -> str:
+    return Bold(verdict) if verdict == ClaimStatus.CONTRADICTED else str(verdict)
 
 
 def groups_of(table: pl.DataFrame) -> dict[str, Runs]:

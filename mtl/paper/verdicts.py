@@ -12,13 +12,13 @@ import numpy as np
 from mtl.files.formatting import number
 from mtl.paper.definition import Claim
 from mtl.report.statistics import (
-    FEWEST,
+    MIN_RUNS,
     SIGNIFICANCE,
     Difference,
-    Outcome,
     Summary,
     Value,
     Values,
+    Verdict,
     difference,
     one_sample,
     required_runs,
@@ -32,7 +32,7 @@ MOST = 1000  # a larger number of seeds is not spelled out
 TrialValues = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
 
 
-class Verdict(StrEnum):
+class ClaimStatus(StrEnum):
     """Verdicts on a claim; for several comparisons, the last one in this order counts."""
 
     HOLDS = "holds"
@@ -46,7 +46,7 @@ class Judgement:
     """A claim, the verdict of our runs, and the numbers."""
 
     claim: Claim
-    verdict: Verdict
+    verdict: ClaimStatus
     reason: str
 
 
@@ -72,77 +72,77 @@ def judge(
             _compared(claim, gate_values, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
             for other in others
         ]
-    order = list(Verdict)
+    order = list(ClaimStatus)
     verdict, reasons = max((verdict for verdict, _ in verdicts), key=order.index), [reason for _, reason in verdicts]
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}
     if claim.binary:
         reasons += [f"{share:.0%} of the selectors of {names[key]} are binary" for key, share in shares.items()]
-        if verdict != Verdict.NOT_RUN and min(shares.values(), default=1.0) < BINARY:
-            verdict = Verdict.UNDECIDED
+        if verdict != ClaimStatus.NOT_RUN and min(shares.values(), default=1.0) < BINARY:
+            verdict = ClaimStatus.UNDECIDED
     return Judgement(claim, verdict, "; ".join(reasons))
 
 
 def required_seeds(mean: float, std: float, overlap: float = 0.0) -> str:
     """Say how many seeds would make the mean difference significant with the probability ``POWER``."""
     needed = required_runs(mean, std, 1, overlap) if mean else math.inf
-    count = f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
+    count = f"about {max(needed, MIN_RUNS):,}" if needed <= MOST else f"more than {MOST:,}"
     return f"{count} seeds would decide"
 
 
-def _bounded(claim: Claim, values: Values, overlap: float) -> tuple[Verdict, str]:
+def _bounded(claim: Claim, values: Values, overlap: float) -> tuple[ClaimStatus, str]:
     mine = summarise(list(values.values()), 1.0, overlap)
-    if mine.mean is None or mine.count < FEWEST:
+    if mine.mean is None or mine.count < MIN_RUNS:
         return _few(mine), _counted(mine.count)
     reason = f"{_text(mine)}, {_counted(mine.count)}"
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
             apart = one_sample(mine, bound)
-            if apart and apart.outcome() != Outcome.OPEN:
-                return Verdict.CONTRADICTED, reason
-            return Verdict.UNDECIDED, f"{reason}; {required_seeds(mine.mean - bound, mine.std, overlap)}"
+            if apart and apart.verdict() != Verdict.OPEN:
+                return ClaimStatus.CONTRADICTED, reason
+            return ClaimStatus.UNDECIDED, f"{reason}; {required_seeds(mine.mean - bound, mine.std, overlap)}"
     # A run without a value has not reached the event whose time is bounded
-    return Verdict.UNDECIDED if mine.undefined else Verdict.HOLDS, reason
+    return ClaimStatus.UNDECIDED if mine.undefined else ClaimStatus.HOLDS, reason
 
 
-def _compared(claim: Claim, values: Values, others: Values, name: str, overlap: float) -> tuple[Verdict, str]:
+def _compared(claim: Claim, values: Values, others: Values, name: str, overlap: float) -> tuple[ClaimStatus, str]:
     mine, theirs = (summarise(list(sample.values()), 1.0, overlap) for sample in (values, others))
-    if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
+    if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < MIN_RUNS:
         return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"
     by, sign = claim.by or -(claim.margin or 0.0), 1 if claim.higher else -1
     delta, short = (difference(values, others, factor, overlap) for factor in (1.0, 1 + sign * by))
     assert delta is not None  # both settings have values
     assert short is not None
-    delta, short = delta.times(sign), short.times(sign)
+    delta, short = delta.scaled(sign), short.scaled(sign)
     missing = f" ({_counted(delta.undefined)} without a value)" if delta.undefined else ""
     reason = f"{_change(delta, theirs)} against {name}{missing}"
     if by < 0:  # the claim is only that the gate is not worse than so
         delta, reason = short, f"{reason}; {_change(short, theirs)} against {-by:.1%} worse"
     verdict = None
-    if delta.outcome() == Outcome.WORSE:
-        verdict = Verdict.CONTRADICTED
-    elif by > 0 and short.outcome() == Outcome.WORSE:
-        verdict, reason = Verdict.CONTRADICTED, f"{reason}; {_change(short, theirs)} against the claimed {by:.0%}"
-    elif delta.outcome() == Outcome.BETTER:
-        verdict = Verdict.HOLDS
+    if delta.verdict() == Verdict.WORSE:
+        verdict = ClaimStatus.CONTRADICTED
+    elif by > 0 and short.verdict() == Verdict.WORSE:
+        verdict, reason = ClaimStatus.CONTRADICTED, f"{reason}; {_change(short, theirs)} against the claimed {by:.0%}"
+    elif delta.verdict() == Verdict.BETTER:
+        verdict = ClaimStatus.HOLDS
     if verdict is None:
-        return Verdict.UNDECIDED, f"{reason}; {required_seeds(delta.mean, delta.std, overlap)}"
+        return ClaimStatus.UNDECIDED, f"{reason}; {required_seeds(delta.mean, delta.std, overlap)}"
     # The runs that have a value are the better ones of their gate
-    biased = mine.undefined if verdict == Verdict.HOLDS else theirs.undefined
-    return Verdict.UNDECIDED if biased else verdict, reason
+    biased = mine.undefined if verdict == ClaimStatus.HOLDS else theirs.undefined
+    return ClaimStatus.UNDECIDED if biased else verdict, reason
 
 
 def _change(delta: Difference, base: Summary) -> str:
     """Return a difference, of which positive ones are better, in percent of ``base``; in its own unit if that is 0."""
-    return replace(delta.times(100 / abs(base.mean) if base.mean else 1.0), undefined=0).text()
+    return replace(delta.scaled(100 / abs(base.mean) if base.mean else 1.0), undefined=0).text()
 
 
-def _few(*gates: Summary) -> Verdict:
-    return Verdict.UNDECIDED if all(summary.count + summary.undefined for summary in gates) else Verdict.NOT_RUN
+def _few(*gates: Summary) -> ClaimStatus:
+    return ClaimStatus.UNDECIDED if all(summary.count + summary.undefined for summary in gates) else ClaimStatus.NOT_RUN
 
 
 def _text(value: Summary) -> str:
     delta = one_sample(value)
-    has_error = delta and delta.interval and delta.error
+    has_error = delta and delta.interval and delta.sem
     text = replace(delta, undefined=0).text(sign="") if delta and has_error else number(value.mean or 0.0, 4)
     return text + (f" ({_counted(value.undefined)} without a value)" if value.undefined else "")
 
@@ -160,18 +160,18 @@ def judge_search(claim: Claim, trials: Mapping[str, TrialValues], names: Mapping
         _compared_searches(claim.times or 1.0, trials.get(claim.gate, []), trials.get(key, []), names[key], higher)
         for key in claim.than
     ]
-    order = list(Verdict)
+    order = list(ClaimStatus)
     verdict = max((verdict for verdict, _ in verdicts), key=order.index)
     return Judgement(claim, verdict, "; ".join(reason for _, reason in verdicts))
 
 
 def _compared_searches(
     times: float, trials: TrialValues, others: TrialValues, name: str, higher: bool
-) -> tuple[Verdict, str]:
+) -> tuple[ClaimStatus, str]:
     mine, theirs = budget("", trials, higher), budget("", others, higher)
     counts = f"{mine.whole if mine else 0} trials against {theirs.whole if theirs else 0} of {name}"
     if mine is None or theirs is None:
-        return Verdict.NOT_RUN, counts
+        return ClaimStatus.NOT_RUN, counts
     needed = required_trials(mine.test, theirs.test[-1], higher)
     random, sign = np.random.default_rng(0), 1 if higher else -1
     values = sign * resampled(both_known(trials), higher, random, RESAMPLES)  # [RESAMPLES, trials]
@@ -185,5 +185,5 @@ def _compared_searches(
     ends = f"{number(low, 3)} to {number(high, 3)}"
     reason = f"{reason} ({ends} in {1 - SIGNIFICANCE:.0%} of the samples; 0: not reached)"
     if share >= 1 - SIGNIFICANCE / 2:
-        return Verdict.HOLDS, reason
-    return Verdict.CONTRADICTED if share <= SIGNIFICANCE / 2 else Verdict.UNDECIDED, reason
+        return ClaimStatus.HOLDS, reason
+    return ClaimStatus.CONTRADICTED if share <= SIGNIFICANCE / 2 else ClaimStatus.UNDECIDED, reason

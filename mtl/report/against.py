@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mtl.checks import join_names
-from mtl.report.statistics import Difference, Outcome
+from mtl.report.statistics import Difference, Verdict
 from mtl.training.measurements import Measurements
 from mtl.training.metrics import higher_is_better
 
@@ -23,7 +23,7 @@ def improvement(measured: Measurements, model: str, task: str, metric: str) -> D
     if value is None or other is None or higher is None:
         return None
     error = measured.lead_error(task, metric, model)
-    return Difference(value - other, error, 1, 1, math.inf).times(1.0 if higher else -1.0)
+    return Difference(value - other, error, 1, 1, math.inf).scaled(1.0 if higher else -1.0)
 
 
 def compare_with_baselines(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
@@ -31,14 +31,14 @@ def compare_with_baselines(measured: Measurements, mains: Mapping[str, str]) -> 
 
     ``mains``: the main metric of each task.
     """
-    outcomes_by_model: dict[str, dict[Outcome, list[str]]] = {}
+    tasks_by_verdict: dict[str, dict[Verdict, list[str]]] = {}
     for model in measured.models()[1:]:
         for task, metric in mains.items() if model != CONSTANT else ():
             difference = improvement(measured, model, task, metric)
-            if difference is not None and difference.error is not None:
-                outcomes_by_model.setdefault(model, {}).setdefault(difference.outcome(), []).append(task)
+            if difference is not None and difference.sem is not None:
+                tasks_by_verdict.setdefault(model, {}).setdefault(difference.verdict(), []).append(task)
     return [
         f"Against {model} on these test rows: "
         f"{'; '.join(f'{outcome} in {join_names(tasks)}' for outcome, tasks in sorted(tasks_of.items()))}."
-        for model, tasks_of in outcomes_by_model.items()
+        for model, tasks_of in tasks_by_verdict.items()
     ]

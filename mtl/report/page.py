@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from mtl.files.literals import escape_control, markdown
 from mtl.files.records import checked_file
 from mtl.files.tables import Table, bullets
-from mtl.report.settings import ComparisonTable
+from mtl.report.comparison import ComparisonTable
 
 _DPI = 120  # of figures in a page
 LARGE = 520  # CSS pixels: a wider picture, mostly of several panels, keeps its size on a phone and scrolls

@@ -11,10 +11,10 @@ import polars as pl
 from mtl.checks import require
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Table
+from mtl.report.comparison import Published, compare_settings
 from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import ALL, FINISHED, Runs, config
-from mtl.report.settings import Published, compare
 from mtl.report.statistics import summarise
 from mtl.runs.results import MOST_TASKS
 from mtl.table_models import MAX_ROWS
@@ -56,7 +56,7 @@ def section_of(
     ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``ComparisonTable.table``; ``baseline``:
     the setting with which the others are compared, also in their FLOPs, as in ``costs_of``.
     """
-    settings, published = compare(runs, also, columns, unit, baseline), published or {}
+    settings, published = compare_settings(runs, also, columns, unit, baseline), published or {}
     compared = {quantity.column for quantity in settings.quantities}
     lacking = {column for values in published.values() for column in values if column not in compared}
     notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
@@ -128,8 +128,8 @@ def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
 def _cost(values: Sequence[float | None]) -> str:
     """Return mean and standard error of the runs' costs: whole numbers from 1000 on, else four digits."""
     summary = summarise(values)
-    is_large = summary.error is not None and summary.error > _SMALL * abs(summary.mean or 0.0)
-    return with_error(summary.mean, summary.error if is_large else None)
+    is_large = summary.sem is not None and summary.sem > _SMALL * abs(summary.mean or 0.0)
+    return with_error(summary.mean, summary.sem if is_large else None)
 
 
 def pictures_of(

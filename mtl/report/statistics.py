@@ -22,7 +22,7 @@ from mtl.training.metrics import higher_is_better
 Value = float | None
 Values = Mapping[Any, Value]  # of the runs of a setting; runs of two settings with the same key are a pair
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
-FEWEST = 3  # pairs of runs of a paired test, and runs of a setting that a verdict needs
+MIN_RUNS = 3  # pairs of runs of a paired test, and runs of a setting that a verdict needs
 POWER = 0.8  # the probability that the difference of `runs_to_decide` runs is significant
 DELTA = "delta_m"  # a metric of test and validation, in percent
 TITLE = "delta-m, %"
@@ -37,11 +37,11 @@ NOTE = (
 class Summary:
     """The mean of ``count`` defined values and its standard error; ``undefined`` counts the undefined values.
 
-    ``mean`` is None without defined values, ``error`` is None with fewer than two. ``overlap``: see ``summarise``.
+    ``mean`` is None without defined values, ``sem`` is None with fewer than two. ``overlap``: see ``summarise``.
     """
 
     mean: Value
-    error: Value
+    sem: Value
     count: int
     undefined: int = 0
     overlap: float = 0.0
@@ -49,11 +49,11 @@ class Summary:
     @property
     def std(self) -> float:
         """The sample deviation; 0 with fewer than two values."""
-        return self.error / math.sqrt(1 / self.count + self.overlap) if self.error else 0.0
+        return self.sem / math.sqrt(1 / self.count + self.overlap) if self.sem else 0.0
 
 
-class Outcome(StrEnum):
-    """What a difference tells: the first setting is better or worse, as good, or more runs are needed."""
+class Verdict(StrEnum):
+    """What a difference tells: the first setting is better, worse or as good, or more runs are needed."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -72,7 +72,7 @@ class Difference:
     """
 
     mean: float
-    error: Value
+    sem: Value
     runs: int
     pairs: int
     df: float = 0.0
@@ -83,32 +83,33 @@ class Difference:
     @property
     def p(self) -> Value:
         """The two-sided p-value that the true difference is 0; None if undefined, as for values that do not vary."""
-        return float(2 * scipy.stats.t.sf(abs(self.mean) / self.error, self.df)) if self.error else None
+        return float(2 * scipy.stats.t.sf(abs(self.mean) / self.sem, self.df)) if self.sem else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % confidence interval of the mean; None if undefined."""
-        if self.error is None:
+        if self.sem is None:
             return None
-        reach = float(scipy.stats.t.isf(SIGNIFICANCE / 2, self.df)) * self.error if self.error else 0.0
+        reach = float(scipy.stats.t.isf(SIGNIFICANCE / 2, self.df)) * self.sem if self.sem else 0.0
         return self.mean - reach, self.mean + reach
 
-    def outcome(self, p: Value = None, close: float = 0.0) -> Outcome:
-        """Return what the difference tells, where positive ones are better; the one rule of tables and verdicts.
+    def verdict(self, p: Value = None, margin: float = 0.0) -> Verdict:
+        """Return the verdict, where positive differences are better; the one rule of tables, claims and ``mtl share``.
 
-        It is significant if ``p``, by default its own p-value, is below ``SIGNIFICANCE``, or if ``FEWEST`` runs do not
-        vary at all, such as a number of parameters. Else, both are as good if the interval lies within +-``close``.
+        A difference is significant if ``p``, by default its own p-value, is below ``SIGNIFICANCE``, or if ``MIN_RUNS``
+        runs do not vary at all, such as a number of parameters. Else, both are as good if the interval lies within
+        +-``margin``.
         """
-        p, constant = self.p if p is None else p, self.error == 0 and self.runs >= FEWEST
+        p, constant = self.p if p is None else p, self.sem == 0 and self.runs >= MIN_RUNS
         if self.mean and (constant if p is None else p < SIGNIFICANCE):
-            return Outcome.BETTER if self.mean > 0 else Outcome.WORSE
+            return Verdict.BETTER if self.mean > 0 else Verdict.WORSE
         ends = self.interval
-        return Outcome.SAME if ends and -close < ends[0] and ends[1] < close else Outcome.OPEN
+        return Verdict.SAME if ends and -margin < ends[0] and ends[1] < margin else Verdict.OPEN
 
-    def times(self, factor: float) -> Difference:
+    def scaled(self, factor: float) -> Difference:
         """Return the difference in another unit, or of the opposite sign."""
-        error = None if self.error is None else self.error * abs(factor)
-        return replace(self, mean=self.mean * factor, error=error, std=self.std * abs(factor))
+        sem = None if self.sem is None else self.sem * abs(factor)
+        return replace(self, mean=self.mean * factor, sem=sem, std=self.std * abs(factor))
 
     def text(self, unit: str = "", sign: str = "+") -> str:
         """Return the difference with its interval as text; without it if some runs have no value."""
@@ -141,8 +142,8 @@ def summarise(values: Sequence[Value], factor: float = 1.0, overlap: float = 0.0
     """
     numbers = [factor * value for value in defined(values)]
     mean, count = statistics.fmean(numbers) if numbers else None, len(numbers)
-    error = statistics.stdev(numbers) * math.sqrt(1 / count + overlap) if count > 1 else None
-    return Summary(mean, error, count, len(values) - count, overlap)
+    sem = statistics.stdev(numbers) * math.sqrt(1 / count + overlap) if count > 1 else None
+    return Summary(mean, sem, count, len(values) - count, overlap)
 
 
 def one_sample(values: Summary, mean: float = 0.0) -> Difference | None:
@@ -153,7 +154,7 @@ def one_sample(values: Summary, mean: float = 0.0) -> Difference | None:
     """
     if values.mean is None:
         return None
-    spread = values.error, values.count, values.count, values.count - 1, values.std
+    spread = values.sem, values.count, values.count, values.count - 1, values.std
     return Difference(values.mean - mean, *spread, values.undefined, values.overlap)
 
 
@@ -186,8 +187,8 @@ def _power(effect: float, runs: int, level: float) -> float:
 def difference(values: Values, others: Values, factor: float = 1.0, overlap: float = 0.0) -> Difference | None:
     """Compare ``values`` with ``others`` times ``factor``; None if a setting has no value.
 
-    ``overlap``: as in ``summarise``. If at least ``FEWEST`` runs are pairs, the difference is that of the pairs, since
-    both runs of a pair start from the same state and see the same rows in the same order. Otherwise it is the
+    ``overlap``: as in ``summarise``. If at least ``MIN_RUNS`` runs are pairs, the difference is that of the pairs,
+    since both runs of a pair start from the same state and see the same rows in the same order. Otherwise it is the
     difference of the two means.
     """
     mine, theirs = (summarise(list(sample.values()), by, overlap) for sample, by in ((values, 1.0), (others, factor)))
@@ -196,17 +197,26 @@ def difference(values: Values, others: Values, factor: float = 1.0, overlap: flo
     undefined = mine.undefined + theirs.undefined
     pairs = [(value, others[run]) for run, value in values.items() if run in others]
     paired = summarise([a - factor * b for a, b in pairs if a is not None and b is not None], 1.0, overlap)
-    if paired.count >= FEWEST:
+    if paired.count >= MIN_RUNS:
         return one_sample(replace(paired, undefined=undefined))
     mean, std = mine.mean - theirs.mean, math.hypot(mine.std, theirs.std)
     runs = min(mine.count, theirs.count)
-    if mine.error is None or theirs.error is None:
+    if mine.sem is None or theirs.sem is None:
         return Difference(mean, None, runs, 0, 0.0, std, undefined, overlap)
-    error = math.hypot(mine.error, theirs.error)
-    shares = [(summary.error or 0.0) / error for summary in (mine, theirs)] if error else [1.0, 1.0]
+    sem = math.hypot(mine.sem, theirs.sem)
+    fractions = [(summary.sem or 0.0) / sem for summary in (mine, theirs)] if sem else [1.0, 1.0]
     # Welch (1947), since the variances may differ
-    df = 1 / sum(share**4 / (summary.count - 1) for share, summary in zip(shares, (mine, theirs), strict=True))
-    return Difference(mean, error, runs, 0, df, std, undefined, overlap)
+    df = 1 / sum(part**4 / (summary.count - 1) for part, summary in zip(fractions, (mine, theirs), strict=True))
+    return Difference(mean, sem, runs, 0, df, std, undefined, overlap)
+
+
+def percent_gain(values: Values, reference: Values, higher: bool, overlap: float = 0.0) -> Difference | None:
+    """Return by how much ``values`` are better than those of ``reference``, in percent of the mean of the latter.
+
+    None if a setting has no value, or if that mean is 0. ``higher``: whether higher values are better.
+    """
+    base, delta = summarise(list(reference.values())).mean, difference(values, reference, 1.0, overlap)
+    return delta.scaled((100 if higher else -100) / abs(base)) if delta and base else None
 
 
 def gain(value: Value, single: Value, higher: bool) -> float:

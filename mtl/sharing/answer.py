@@ -10,22 +10,20 @@ from dataclasses import dataclass, replace
 from mtl.files.formatting import number
 from mtl.report.runs import Runs
 from mtl.report.statistics import (
-    FEWEST,
+    MIN_RUNS,
     Difference,
-    Outcome,
     Value,
     Values,
+    Verdict,
     difference,
     holm,
+    percent_gain,
     required_runs,
-    summarise,
 )
 
-CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
-EQUAL = 1e-9  # percent: gains with a smaller standard error differ by rounding alone
+EQUIVALENCE_MARGIN_PERCENT = 1.0  # a task is as good alone if the interval of its gain lies within plus or minus this
+MIN_SEM_PERCENT = 1e-9  # gains with a smaller standard error differ by rounding alone
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"
-SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "undecided"
-VERDICTS = {Outcome.BETTER: SHARE, Outcome.WORSE: NOT, Outcome.SAME: NONE, Outcome.OPEN: UNDECIDED}
 
 
 @dataclass(frozen=True)
@@ -39,86 +37,87 @@ class SharingGain:
     setting: str
     task: str
     partners: tuple[str, ...]
-    found: Difference | None
+    difference: Difference | None
     p: Value = None
     comparisons: int = 1
 
     @property
     def mean(self) -> float:
         """The mean gain; -inf if it is undefined for any run."""
-        return -math.inf if self.found is None or self.found.undefined else self.found.mean
+        return -math.inf if self.difference is None or self.difference.undefined else self.difference.mean
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The confidence interval of the mean; None if undefined."""
-        return None if self.found is None else self.found.interval
+        return None if self.difference is None else self.difference.interval
 
     @property
     def _is_equal(self) -> bool:
-        return self.found is not None and (self.found.error or 0.0) < EQUAL
+        return self.difference is not None and (self.difference.sem or 0.0) < MIN_SEM_PERCENT
 
     @property
-    def verdict(self) -> str:
-        """One of the four verdicts.
+    def verdict(self) -> Verdict:
+        """Whether sharing is better than training alone, worse or as good.
 
         Undecided are gains with a run without a value, gains of too few runs to tell, and gains that are equal in all
         runs, as those of metrics on few test rows: their spread says nothing about other seeds.
         """
-        if self.found is None or self.found.undefined or self.found.runs < FEWEST or self._is_equal:
-            return UNDECIDED
-        return VERDICTS[self.found.outcome(self.p, CLOSE)]
+        if self.difference is None or self.difference.undefined or self.difference.runs < MIN_RUNS or self._is_equal:
+            return Verdict.OPEN
+        return self.difference.verdict(self.p, EQUIVALENCE_MARGIN_PERCENT)
 
     @property
     def advice(self) -> str:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
-        if self.found is None:
+        if self.difference is None:
             return "alone has a metric of 0, or no value"
-        if self.found.undefined:
-            return f"{self.found.undefined} runs have no value"
-        if self.found.runs < FEWEST:
-            return f"at least {FEWEST} seeds are needed"
+        if self.difference.undefined:
+            return f"{self.difference.undefined} runs have no value"
+        if self.difference.runs < MIN_RUNS:
+            return f"at least {MIN_RUNS} seeds are needed"
         if self._is_equal:
             return "equal in all seeds: more test rows would tell, not more seeds"
-        if not self.found.mean:
+        if not self.difference.mean:
             return "more seeds would tell"
-        needed = required_runs(self.mean, self.found.std, self.comparisons, self.found.overlap)
-        seeds = max(needed, self.found.runs + 1)
-        few = "more rows would tell, not more seeds" if math.isinf(seeds) else "over 100 seeds needed"
-        return f"{seeds} seeds would probably tell" if seeds <= 100 else few
+        needed = required_runs(self.mean, self.difference.std, self.comparisons, self.difference.overlap)
+        seeds = max(needed, self.difference.runs + 1)
+        if seeds <= 100:
+            return f"{seeds} seeds would probably tell"
+        return "more rows would tell, not more seeds" if math.isinf(seeds) else "over 100 seeds needed"
 
     def __str__(self) -> str:
-        if self.found is None:
+        if self.difference is None:
             return "undefined"
-        error = "" if self.found.error is None else f" ± {number(self.found.error, 2)}"
-        return f"{number(self.found.mean, 2, '+')} %{error}"
+        sem = "" if self.difference.sem is None else f" ± {number(self.difference.sem, 2)}"
+        return f"{number(self.difference.mean, 2, '+')} %{sem}"
 
 
-def gains(runs: Runs, partners: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[SharingGain]:
+def measure_gains(runs: Runs, partners: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[SharingGain]:
     """Return the gain of each task in its main metric over the setting ``alone``, corrected together by Holm's method.
 
     ``partners``: for each other setting, the tasks that each task shares with; a task without any is left out there.
     ``split``: "val" or "test", whose rows are looked at.
     """
-    uncorrected = []
-    for setting, of_tasks in partners.items():
-        for task, others in of_tasks.items():
+    gains = []
+    for setting, partners_by_task in partners.items():
+        for task, others in partners_by_task.items():
             column = f"{split}/{task}/{runs.main.get(task)}"
             if others:
-                up = runs.is_higher_better(column) is not False
-                apart = percent(runs.values(setting, column), runs.values(ALONE, column), up, runs.overlap)
-                uncorrected.append(SharingGain(setting, task, tuple(others), apart, apart.p if apart else None))
-    return corrected(uncorrected)
+                higher = runs.is_higher_better(column) is not False
+                gain = percent_gain(runs.values(setting, column), runs.values(ALONE, column), higher, runs.overlap)
+                gains.append(SharingGain(setting, task, tuple(others), gain, gain.p if gain else None))
+    return correct_p_values(gains)
 
 
-def corrected(gains: Sequence[SharingGain]) -> list[SharingGain]:
-    """Correct the p-values of gains for their number."""
-    p_values = holm([gain.p for gain in gains if gain.p is not None])
-    values, count = iter(p_values), max(len(p_values), 1)
-    return [replace(gain, p=None if gain.p is None else next(values), comparisons=count) for gain in gains]
+def correct_p_values(gains: Sequence[SharingGain]) -> list[SharingGain]:
+    """Correct the p-values of gains for their number, by Holm's method."""
+    corrected = holm([gain.p for gain in gains if gain.p is not None])
+    p_values, count = iter(corrected), max(len(corrected), 1)
+    return [replace(gain, p=None if gain.p is None else next(p_values), comparisons=count) for gain in gains]
 
 
-def chosen(gains: Sequence[SharingGain]) -> dict[str, dict[str, Sequence[str]]]:
-    """Return, as ``partners`` of ``gains``, the setting with the largest gain of each task, if one is defined."""
+def choose_settings(gains: Sequence[SharingGain]) -> dict[str, dict[str, Sequence[str]]]:
+    """Return the setting with the largest defined gain of each task, as ``partners`` of ``measure_gains``."""
     best: dict[str, SharingGain] = {}
     for gain in gains:
         if gain.mean > (best[gain.task].mean if gain.task in best else -math.inf):
@@ -142,33 +141,27 @@ def confirm(runs: Runs, validation: Sequence[SharingGain]) -> list[SharingGain]:
             p=None if gain.p is None else min(1.0, choices[gain.task] * gain.p),
             comparisons=choices[gain.task] * gain.comparisons,
         )
-        for gain in gains(runs, chosen(validation), "test")
+        for gain in measure_gains(runs, choose_settings(validation), "test")
     ]
 
 
-def percent(values: Values, alone: Values, higher: bool, overlap: float) -> Difference | None:
-    """Return by how much ``values`` are better, in percent of the mean of ``alone``; None if undefined."""
-    base, delta = summarise(list(alone.values())).mean, difference(values, alone, 1.0, overlap)
-    return delta.times((100 if higher else -100) / abs(base)) if delta and base else None
+def describe_task(task: str, shared: Sequence[SharingGain], gated: Sequence[SharingGain], num_tasks: int) -> str:
+    """Return the line of a task: whether it is better together with the tasks chosen for it, and what a gate gains.
 
-
-def answer(task: str, shared: Sequence[SharingGain], gated: Sequence[SharingGain], everyone: int) -> str:
-    """Return the line of a task: whether it should share with the tasks that were chosen for it, what a gate gains.
-
-    ``shared``: the gains on test rows of the settings chosen among all tasks together, groups and pairs; ``gated``:
-    among gates.
+    ``shared``: the gains on test rows of the settings chosen among all tasks together and groups; ``gated``: among
+    gates.
     """
     parts = []
     for gain in (gain for gain in shared if gain.task == task):
-        partners = "all" if len(gain.partners) == everyone - 1 > 1 else " and ".join(gain.partners)
-        advice = f"; {gain.advice}" if gain.verdict == UNDECIDED else ""
-        word = "alone is as good as" if gain.verdict == NONE else gain.verdict
-        parts.append(f"{word} with {partners} ({gain}{advice})")
-    parts += [f"with the gate {g.setting} {g}" for g in gated if g.task == task and g.verdict in (SHARE, NOT)]
+        partners = "all" if len(gain.partners) == num_tasks - 1 > 1 else " and ".join(gain.partners)
+        advice = f"; {gain.advice}" if gain.verdict == Verdict.OPEN else ""
+        parts.append(f"{gain.verdict} together with {partners} ({gain}{advice})")
+    decided = (Verdict.BETTER, Verdict.WORSE)
+    parts += [f"with the gate {gain.setting} {gain}" for gain in gated if gain.task == task and gain.verdict in decided]
     return f"{task}: {'; '.join(parts) or 'alone'}"
 
 
-def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], overlap: float) -> tuple[str, str]:
+def recommend(validation: Mapping[str, Values], test: Mapping[str, Values], overlap: float) -> tuple[str, str]:
     """Return the setting with the largest mean delta-m on ``validation`` rows, if ``test`` rows confirm it, and why.
 
     They do if it is better than ``alone`` by the t test; otherwise, return ``alone``. Both rows are of the same runs,
@@ -183,10 +176,10 @@ def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], ov
     if best is None or best.mean <= 0:
         undefined = best is not None and math.isinf(best.mean)
         return ALONE, "delta-m is undefined" if undefined else "no setting is better on validation rows"
-    apart = difference(test[best.setting], test[ALONE], 1.0, overlap)
-    p = None if apart is None or apart.p is None else min(1.0, apart.p * len(candidates))
-    confirmed = replace(best, found=apart, p=p, comparisons=len(candidates))
-    if confirmed.verdict == SHARE:
+    delta = difference(test[best.setting], test[ALONE], 1.0, overlap)
+    p = None if delta is None or delta.p is None else min(1.0, delta.p * len(candidates))
+    confirmed = replace(best, difference=delta, p=p, comparisons=len(candidates))
+    if confirmed.verdict == Verdict.BETTER:
         return best.setting, f"delta-m {confirmed}"
-    why = f"; {confirmed.advice}" if confirmed.verdict == UNDECIDED else ""
+    why = f"; {confirmed.advice}" if confirmed.verdict == Verdict.OPEN else ""
     return ALONE, f"{best.setting}, the best on validation rows: {confirmed.verdict}, delta-m {confirmed}{why}"

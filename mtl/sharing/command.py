@@ -19,7 +19,7 @@ from mtl.options import valid
 from mtl.overrides import key_of
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition
-from mtl.sharing.settings import Comparison, Setting, ShareOptions
+from mtl.sharing.studies import Comparison, Setting, ShareOptions
 from mtl.tune.command import checked, run_trials, working
 from mtl.tune.launch import Launch
 from mtl.tune.queue import study_of

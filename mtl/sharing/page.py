@@ -22,14 +22,23 @@ from mtl.report.section import section_of
 from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import run_command
-from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, SharingGain, answer, confirm, recommended
-from mtl.sharing.settings import Comparison
+from mtl.sharing.answer import (
+    ALONE,
+    EQUIVALENCE_MARGIN_PERCENT,
+    GROUPS,
+    TOGETHER,
+    SharingGain,
+    confirm,
+    describe_task,
+    recommend,
+)
+from mtl.sharing.studies import Comparison
 
 RULE = (
     "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "
     "gains on validation rows choose one setting of shared networks and one gate; test rows are looked at for these "
-    "alone. Share, do not share: p < 0.05 by Student's paired t test with Holm's correction for all tasks; alone is as "
-    f"good: 95 % interval within ±{CLOSE:g} %."
+    "alone. Better, worse than alone: p < 0.05 by Student's paired t test with Holm's correction for all tasks; as "
+    f"good: 95 % interval within ±{EQUIVALENCE_MARGIN_PERCENT:g} %."
 )
 SPLIT = {
     True: "Each seed has a random split of its own: the answers are about other seeds and other splits of these rows, "
@@ -49,11 +58,11 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     sharing, gates = (comparison.gains_over_alone(settings) for settings in (shared, gated))
     done = runs.table.filter(state=FINISHED)
     of_sharing, of_gates = (confirm(runs, validation) for validation in (sharing, gates))
-    answers = {task: answer(task, of_sharing, of_gates, len(comparison.tasks)) for task in comparison.tasks}
+    answers = {task: describe_task(task, of_sharing, of_gates, len(comparison.tasks)) for task in comparison.tasks}
     deltas, by = (
         {name: runs.values(name, f"{split}/{DELTA}") for name in comparison.settings} for split in ("test", "val")
     )
-    best, why = recommended(by, deltas, runs.overlap)
+    best, why = recommend(by, deltas, runs.overlap)
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
     recommended_overrides = [
         override

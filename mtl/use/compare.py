@@ -15,7 +15,7 @@ from mtl.checks import InputError, join_names, require
 from mtl.files.formatting import number
 from mtl.objectives import OF_QUANTILES
 from mtl.options import Positive, RunSeed, validated
-from mtl.report.statistics import Difference, Outcome, holm
+from mtl.report.statistics import Difference, Verdict, holm
 from mtl.training.bootstrap import standard_error
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
@@ -30,7 +30,6 @@ MOST = 20_000  # rows of a resample
 LEAST = 50  # labelled rows of a slice
 KINDS = {"task": pl.String, "by": pl.String, "rows": pl.Int64, "metric": pl.String}
 KINDS |= {**dict.fromkeys(("a", "b", "difference", "low", "high", "p"), pl.Float64), "b_is": pl.String}
-WORDS = {Outcome.BETTER: "better", Outcome.WORSE: "worse", Outcome.SAME: "as good", Outcome.OPEN: "undecided"}
 
 
 @validated
@@ -149,7 +148,7 @@ def _compared(
     low, high = difference.interval or (None, None)
     row = {"rows": count, "metric": metric, "a": a, "b": b, "difference": b - a, "low": low, "high": high}
     row = {name: None if value != value else value for name, value in row.items()}  # NaN is undefined
-    return row, difference.times(sign)
+    return row, difference.scaled(sign)
 
 
 def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margin: float | None) -> str | None:
@@ -158,11 +157,11 @@ def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margi
         return None
     ends = difference.interval
     if ends == (0.0, 0.0) or (ends and margin and -margin < ends[0] and ends[1] < margin):
-        return WORDS[Outcome.SAME]  # also a difference that is significant, but too small to matter
-    outcome = difference.outcome(p)
-    if higher_is_better(row["metric"]) is None and outcome in (Outcome.BETTER, Outcome.WORSE):
-        outcome = Outcome.OPEN
-    return WORDS[outcome]
+        return str(Verdict.SAME)  # also a difference that is significant, but too small to matter
+    verdict = difference.verdict(p)
+    if higher_is_better(row["metric"]) is None and verdict in (Verdict.BETTER, Verdict.WORSE):
+        verdict = Verdict.OPEN
+    return str(verdict)
 
 
 def in_words(table: pl.DataFrame, margin: float | None) -> list[str]:

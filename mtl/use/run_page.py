@@ -27,7 +27,7 @@ from mtl.report.errors import Predictions, pictures_of_errors, residuals
 from mtl.report.page import Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
-from mtl.report.statistics import Outcome
+from mtl.report.statistics import Verdict
 from mtl.report.summary import heading, write_report
 from mtl.runs.predictions_file import read_predictions
 from mtl.runs.results import MOST_TASKS, by_task
@@ -128,13 +128,13 @@ def _sentence(task: str, metric: str, results: Results) -> str:
         difference = improvement(measured, model, task, metric)
         if difference is None:
             continue
-        value, outcome = number(measured.value(task, metric, model=model)), difference.outcome()
-        if difference.error is None:  # too few rows, or too many tasks
+        value, verdict = number(measured.value(task, metric, model=model)), difference.verdict()
+        if difference.sem is None:  # too few rows, or too many tasks
             parts.append(f"beside {model} ({value})")
             continue
-        link = "against" if outcome == Outcome.OPEN else "than"
-        apart = f"{number(difference.mean, 3, '+')} ± {number(difference.error, 2)}"
-        parts.append(f"{outcome} {link} {model} ({value}, lead {apart})")
+        link = "against" if verdict == Verdict.OPEN else "than"
+        apart = f"{number(difference.mean, 3, '+')} ± {number(difference.sem, 2)}"
+        parts.append(f"{verdict} {link} {model} ({value}, lead {apart})")
     where = ", on these test rows " if parts else ""
     return f"{task}: {metric} {number(measured.value(task, metric))}{where}{', '.join(parts)}"
 

@@ -90,7 +90,7 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(settings) == 6
     settings = [each["setting"] for each in found["validation_gains"]]
     assert {"together", "softmax"} <= set(settings)
-    assert {each["found"]["runs"] for each in found["gains"]} == {2}
+    assert {gain["difference"]["runs"] for gain in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
     assert all(word in text for word in ("Answers", "TAG", "recommended", "95 % interval"))

@@ -103,7 +103,7 @@ def test_resamples_of_large_files_are_scaled(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("mtl.use.compare.MOST", 500)
     _, difference = _compared(task, "mae", pair, 1000, draw)
     change = np.abs(noise[1]) - np.abs(noise[0])
-    assert difference.error == pytest.approx(change.std() / np.sqrt(5000), rel=0.1)
+    assert difference.sem == pytest.approx(change.std() / np.sqrt(5000), rel=0.1)
 
 
 def test_groups_are_resampled_whole() -> None:
@@ -125,7 +125,7 @@ def test_groups_are_resampled_whole() -> None:
     ]
     change = np.subtract(each[1], each[0])
     assert row["difference"] == pytest.approx(change.mean())
-    assert difference.error == pytest.approx(change.std() / np.sqrt(60), rel=0.1)
+    assert difference.sem == pytest.approx(change.std() / np.sqrt(60), rel=0.1)
 
 
 def test_slices_are_corrected_together(model: Any, worse: Any) -> None:

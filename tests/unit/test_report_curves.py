@@ -91,7 +91,7 @@ SAMPLES = [([0.2, 0.5, 0.9], [1.0, 0.7, 1.4]), ([3.0, 3.5], [3.1, 9.0, 2.0, 2.5]
 def test_agreement_with_scipy(values: list[float], others: list[float]) -> None:
     found = summarise(others)
     assert found.mean == pytest.approx(sum(others) / len(others))
-    assert found.error == pytest.approx(sem(others))
+    assert found.sem == pytest.approx(sem(others))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a sample that does not vary
         expected = ttest_ind(values, others, equal_var=False).pvalue

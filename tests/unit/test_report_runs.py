@@ -13,8 +13,8 @@ import pytest
 
 from mtl.checks import InputError
 from mtl.cli.report import main
+from mtl.report.comparison import compare_settings
 from mtl.report.runs import find_runs, labels, overridden_options, read_named_runs, read_runs
-from mtl.report.settings import compare
 from mtl.report.statistics import difference
 from tests.run_folders import write_run
 
@@ -213,7 +213,7 @@ def test_a_failed_run_has_no_value_unless_it_was_repeated(tmp_path: Path) -> Non
         write_run(tmp_path / str(number), [], **{"test": {"loss": 1.0}, "seed": seed, **own})
     runs = read_runs([tmp_path])
     assert runs.values("all runs", "test/loss") == {(2, None): None, (0, None): 1.0, (1, None): 1.0}
-    assert compare(runs).table().rows == [["all runs", "2 of 5", "1.000 (2/3)"]]
+    assert compare_settings(runs).table().rows == [["all runs", "2 of 5", "1.000 (2/3)"]]
     found = difference(runs.values("all runs", "test/loss"), {(9, None): 1.0})
     assert found is not None
     assert found.undefined == 1

@@ -15,8 +15,8 @@ from scipy.stats import ttest_ind, ttest_rel
 from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.files.tables import Bold
+from mtl.report.comparison import ComparisonTable, compare_settings
 from mtl.report.runs import FINISHED, Runs, by_data, read_runs, with_means
-from mtl.report.settings import ComparisonTable, compare
 from mtl.report.statistics import Difference, delta_m
 from tests.run_folders import write_run
 
@@ -65,7 +65,7 @@ def shown(comparison: ComparisonTable, width: int) -> str:
 
 
 def test_console_at_80_columns(sweep: Path) -> None:
-    comparison = compare(
+    comparison = compare_settings(
         read_runs([sweep]), reference="shared_bottom", columns=["test/click/auprc", "test/minutes/rmse"]
     )
     assert [line.rstrip() for line in shown(comparison, 80).splitlines()] == [
@@ -91,7 +91,7 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
         "shared_bottom": {"test/click/auprc": (0.65, 0.01), "test/loss": (0.4, None)},
         "gumbel": {"test/loss": (0.25, None)},
     }
-    table = compare(read_runs([sweep])).table(published)
+    table = compare_settings(read_runs([sweep])).table(published)
     lines = table.markdown().splitlines()
     assert lines[0] == "| network | loss ↓ | against mmoe, % | click auprc ↑ | minutes rmse ↓ |"
     assert lines[1] == "| --- | --: | --: | --: | --: |"
@@ -112,7 +112,7 @@ def losses(**settings: list[tuple[Any, Any, float]]) -> ComparisonTable:
         "data_seed": pl.Int64,
         "test/loss": pl.Float64,
     }
-    return compare(Runs(pl.DataFrame(rows, columns, orient="row"), "gate", {}))
+    return compare_settings(Runs(pl.DataFrame(rows, columns, orient="row"), "gate", {}))
 
 
 ONE, TWO = [1.0, 2.0, 3.0], [1.11, 2.10, 3.12]
@@ -160,7 +160,7 @@ def test_sentence_says_who_is_better_by_how_much_and_the_table_marks_it() -> Non
     )
     assert found.sentence() == (
         f"loss against A: B is better by {better.text(' %', '')}; "
-        f"C is worse by {worse.times(-1).text(' %', '')}; D is undecided."
+        f"C is worse by {worse.scaled(-1).text(' %', '')}; D is undecided."
     )
     rows = {row[0]: row[2] for row in found.table().rows}
     assert list(rows) == ["B", "A", "D", "C"]  # the smallest loss first
@@ -183,7 +183,7 @@ def test_changes_have_as_many_decimals_as_their_interval() -> None:
 @pytest.mark.parametrize("num_settings", [1, 3, 16])
 @pytest.mark.parametrize("num_tasks", [1, 4, 16])
 def test_every_size_fits(num_tasks: int, num_settings: int) -> None:
-    text = shown(compare(many(num_tasks, num_settings)), 80)
+    text = shown(compare_settings(many(num_tasks, num_settings)), 80)
     assert text.count("\n") <= max(40, 12 * num_settings)
     assert "..." not in text
     assert "…" not in text
@@ -192,7 +192,7 @@ def test_every_size_fits(num_tasks: int, num_settings: int) -> None:
 
 
 def test_many_tasks_are_a_mean() -> None:
-    comparison = compare(many(128, 2))
+    comparison = compare_settings(many(128, 2))
     assert [quantity.name for quantity in comparison.quantities] == ["loss", "mean mse"]
     mean = comparison.quantities[1]
     assert mean.means["gate1"].mean == 63.5 + 0.25 - 1
@@ -205,14 +205,16 @@ def test_many_tasks_are_a_mean() -> None:
 @pytest.mark.parametrize(("lacking", "text"), [(None, "-"), (math.nan, "- (0/2)")])
 def test_a_mean_over_tasks_needs_all_of_them(lacking: float | None, text: str) -> None:
     runs = many(17, 1, pl.lit(lacking, pl.Float64).alias("test/task_003/mse"))
-    assert compare(runs).table().rows[0][2] == text
+    assert compare_settings(runs).table().rows[0][2] == text
 
 
 def test_values_that_no_run_has() -> None:
     """Undefined ones are counted; a quantity that a setting does not have is no fault of its runs."""
     own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test/task_004/mse"))
     table = many(17, 2).table.with_columns(pl.lit(math.nan).alias("test/loss"), own.alias("test/task_004/mse"))
-    comparison = compare(replace(many(17, 2), table=table), columns=["test/loss", "test/none", "test/task_004/mse"])
+    comparison = compare_settings(
+        replace(many(17, 2), table=table), columns=["test/loss", "test/none", "test/task_004/mse"]
+    )
     assert comparison.table().rows == [["gate0", "- (0/2)", "-"], ["gate1", "- (0/2)", "3.25 ± 0.25"]]
     assert comparison.notes[0] == "No run has test/none."
 
@@ -254,7 +256,7 @@ def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
         main([str(tmp_path / "nowhere")])
     message = r"--also nothing: no run has this column; among those of summary.csv are seed"
     with pytest.raises(InputError, match=message):
-        compare(read_runs([sweep]), ["nothing"])
+        compare_settings(read_runs([sweep]), ["nothing"])
     assert list(tmp_path.rglob("summary.*")) == []
 
 
@@ -287,12 +289,12 @@ def test_delta_m_is_by_pairs_if_all_runs_have_one_and_else_by_means(tmp_path: Pa
     run("mmoe", 3, 0.9, data="b")
     runs = read_runs([tmp_path])
     assert dict(zip(runs.table["seed"], runs.table["test/delta_m"], strict=True))[3] is None  # other data
-    [delta] = [each for each in compare(runs).quantities if each.column == "test/delta_m"]
+    [delta] = [each for each in compare_settings(runs).quantities if each.column == "test/delta_m"]
     assert list(delta.values["single_task"].values()) == pytest.approx([100 / 18, -100 / 18])
     assert [value for value in delta.values["mmoe"].values() if value is not None] == pytest.approx(
         [100 / 6, 100 / 6, 0]
     )
-    assert any("Maninis" in note for note in compare(runs).notes)
+    assert any("Maninis" in note for note in compare_settings(runs).notes)
 
 
 def test_tables_of_different_files_are_different_data(tmp_path: Path) -> None:

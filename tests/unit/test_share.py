@@ -25,7 +25,15 @@ from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
 from mtl.report.statistics import Difference, difference, required_runs, with_delta
 from mtl.sharing import grouping
-from mtl.sharing.answer import SharingGain, answer, chosen, confirm, corrected, gains, recommended
+from mtl.sharing.answer import (
+    SharingGain,
+    choose_settings,
+    confirm,
+    correct_p_values,
+    describe_task,
+    measure_gains,
+    recommend,
+)
 from mtl.sharing.grouping import partition, predicted
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
@@ -70,9 +78,9 @@ def gain(mean: float, error: float, p: float | None, partners: tuple[str, ...] =
 
 
 def test_verdicts() -> None:
-    assert gain(1.2, 0.1, 0.001).verdict == "share"
-    assert gain(-0.8, 0.1, 0.001).verdict == "do not share"
-    assert gain(0.1, 0.1, 0.4).verdict == "alone is as good"  # the interval is within 1 %
+    assert gain(1.2, 0.1, 0.001).verdict == "better"
+    assert gain(-0.8, 0.1, 0.001).verdict == "worse"
+    assert gain(0.1, 0.1, 0.4).verdict == "as good"  # the interval is within 1 %
     assert gain(1.2, 0.5, 0.06).verdict == "undecided"
     assert gain(1.2, 0.5, None).verdict == "undecided"
     assert gain(1.2, 0.5, 0.06).advice.startswith("9 seeds")  # ((1.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 6.8, and 2
@@ -91,7 +99,7 @@ def test_gains_without_spread_or_of_two_seeds_are_undecided(mean: float) -> None
 
 
 def test_holm_corrects_for_all_gains_of_a_kind() -> None:
-    found = corrected([gain(1, 1, p) for p in (0.01, 0.04, 0.03, None)])
+    found = correct_p_values([gain(1, 1, p) for p in (0.01, 0.04, 0.03, None)])
     assert [each.p for each in found] == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06), None]
 
 
@@ -103,13 +111,13 @@ def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
     rows = [(setting, *row) for setting, own in values.items() for row in own]
     table = pl.DataFrame(rows, ["setting", "seed", "test/a/auroc", "test/b/mse"], orient="row")
     runs = Runs(table.with_columns(state=pl.lit("finished")), "", {"a": "auroc", "b": "mse"})
-    first, second = gains(runs, {"pair": {"a": ["b"], "b": ["a"]}}, "test")
+    first, second = measure_gains(runs, {"pair": {"a": ["b"], "b": ["a"]}}, "test")
     assert (first.mean, first.interval) == (pytest.approx(100 * 0.4 / 1.5), pytest.approx((-2.02, 55.35), abs=0.01))
-    assert second.found is not None
-    assert (second.found.mean, second.found.undefined) == (pytest.approx(100 * (2.25 - 2.6 / 3) / 2.25), 1)
+    assert second.difference is not None
+    assert (second.difference.mean, second.difference.undefined) == (pytest.approx(100 * (2.25 - 2.6 / 3) / 2.25), 1)
     assert second.verdict == "undecided"
     assert second.advice == "1 runs have no value"
-    assert gains(runs, {"pair": {"a": []}}, "test") == []
+    assert measure_gains(runs, {"pair": {"a": []}}, "test") == []
 
 
 def by_seed(**rows: list[float]) -> dict[str, dict[int, float]]:
@@ -126,25 +134,25 @@ def test_validation_rows_choose_and_test_rows_answer() -> None:
     rows += [(name, seed, val[name], test[name] + seed / 90) for name in val for seed in range(4)]
     table = pl.DataFrame(rows, ["setting", "seed", "val/a/auroc", "test/a/auroc"], orient="row")
     runs = Runs(table.with_columns(state=pl.lit("finished")), "", {"a": "auroc"})
-    best = chosen(gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
+    best = choose_settings(measure_gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
     assert best == {"groups": {"a": ("b",)}}
-    [confirmed] = confirm(runs, gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
-    [found] = gains(runs, best, "test")
+    [confirmed] = confirm(runs, measure_gains(runs, {name: {"a": ["b"]} for name in val}, "val"))
+    [found] = measure_gains(runs, best, "test")
     assert (confirmed.p, confirmed.comparisons) == (pytest.approx(min(1.0, 3 * found.p)), 3)  # chosen from three
     assert found.mean == pytest.approx(100 * (0.705 + 1.5 / 90 - 0.715) / 0.715)
     assert found.comparisons == 1
-    undefined = replace(found, found=replace(found.found, undefined=1))
-    assert chosen([undefined, replace(found, setting="b")]) == {"b": {"a": ("b",)}}
-    assert chosen([undefined]) == {}
+    undefined = replace(found, difference=replace(found.difference, undefined=1))
+    assert choose_settings([undefined, replace(found, setting="b")]) == {"b": {"a": ("b",)}}
+    assert choose_settings([undefined]) == {}
     good, better = [1.0, 1.1, 0.9, 1.0], [2.0, 2.1, 1.9, 2.0]
     test_rows = by_seed(together=better, groups=good)
-    assert recommended(by_seed(together=good, groups=better), test_rows, 0.0)[0] == "groups"
-    chosen_badly = recommended(
+    assert recommend(by_seed(together=good, groups=better), test_rows, 0.0)[0] == "groups"
+    chosen_badly = recommend(
         by_seed(together=good, groups=better), by_seed(together=better, groups=[1, -1, 0, 0.1]), 0.0
     )
     assert chosen_badly[0] == "alone"
     assert "groups, the best on validation rows: undecided, delta-m +0.025 %" in chosen_badly[1]
-    assert recommended(by_seed(together=[-1.0] * 4), test_rows, 0.0)[0] == "alone"
+    assert recommend(by_seed(together=[-1.0] * 4), test_rows, 0.0)[0] == "alone"
 
 
 def test_splits_that_overlap_widen_the_interval() -> None:
@@ -155,19 +163,19 @@ def test_splits_that_overlap_widen_the_interval() -> None:
         plain, found = difference(values, theirs), difference(values, theirs, overlap=0.125)
         assert plain is not None
         assert found is not None
-        assert found.error == pytest.approx((plain.error or 0) * math.sqrt((1 / 4 + 0.125) / (1 / 4)))
+        assert found.sem == pytest.approx((plain.sem or 0) * math.sqrt((1 / 4 + 0.125) / (1 / 4)))
         assert found.std == pytest.approx(plain.std)
         assert (found.mean, found.df) == (plain.mean, plain.df)
     assert required_runs(1.0, 1.0) == 10
     assert required_runs(1.0, 1.0, overlap=0.05) > 15
     assert required_runs(1.0, 1.0, overlap=0.25) == math.inf
-    few = replace(gain(1.2, 0.5, 0.06), found=Difference(1.0, 0.6, 5, 5, 4, 1.0, overlap=0.25))
+    few = replace(gain(1.2, 0.5, 0.06), difference=Difference(1.0, 0.6, 5, 5, 4, 1.0, overlap=0.25))
     assert few.advice == "more rows would tell, not more seeds"
 
 
 def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
     def of(**rows: list[float]) -> tuple[str, str]:
-        return recommended(by_seed(**rows), by_seed(**rows), 0.0)
+        return recommend(by_seed(**rows), by_seed(**rows), 0.0)
 
     assert (
         of(together=[1.0, 1.1, 0.9, 1.0], groups=[2.0, 2.1, 1.9, 2.0], topk=[3.0, -3.0, 4.0, math.nan])[0] == "groups"
@@ -176,7 +184,7 @@ def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
     assert of(together=[math.nan, -1.1, -0.9]) == ("alone", "delta-m is undefined")
     chosen, why = of(together=[-1.0, -1.1, -0.9], topk=[0.3, -0.1, 0.1])
     assert chosen == "alone"
-    assert why == "topk, the best on validation rows: alone is as good, delta-m +0.1 % ± 0.12"
+    assert why == "topk, the best on validation rows: as good, delta-m +0.1 % ± 0.12"
     assert of(topk=[3.0, -1.0, 1.0, 0.0])[1].endswith(
         ": undecided, delta-m +0.75 % ± 0.85; 43 seeds would probably tell"
     )
@@ -266,11 +274,14 @@ def test_batches_of_one_row_cannot_be_halved(tmp_path: Path) -> None:
 
 def test_a_line_for_each_task() -> None:
     good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
-    assert answer("a", [good], [bad], 3) == "a: share with b (+1.2 % ± 0.1); with the gate together -0.8 % ± 0.2"
-    assert answer("a", [bad], [open_], 3) == "a: do not share with all (-0.8 % ± 0.2)"
-    assert answer("b", [bad], [], 3) == "b: alone"
-    assert "undecided with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in answer("a", [open_], [], 4)
-    assert answer("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
+    assert (
+        describe_task("a", [good], [bad], 3)
+        == "a: better together with b (+1.2 % ± 0.1); with the gate together -0.8 % ± 0.2"
+    )
+    assert describe_task("a", [bad], [open_], 3) == "a: worse together with all (-0.8 % ± 0.2)"
+    assert describe_task("b", [bad], [], 3) == "b: alone"
+    assert "undecided together with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in describe_task("a", [open_], [], 4)
+    assert describe_task("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: as good together with b (+0.1 % ± 0.1)"
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
@@ -283,7 +294,7 @@ def test_luck_of_runs_that_shows_in_both_rows_recommends_nothing(seeds: int, set
             {name: dict(enumerate(row)) for name, row in zip(["alone", *"abcdefgh"], values, strict=False)}
             for values in (luck + 0.6 * random.normal(size=luck.shape) for _ in range(2))
         )
-        advised += recommended(val, test, 0.0)[0] != "alone"
+        advised += recommend(val, test, 0.0)[0] != "alone"
     assert advised <= (0.025 + 2 * (0.025 * 0.975 / tables) ** 0.5) * tables
 
 
@@ -326,10 +337,10 @@ def test_simulated_gains_are_found_and_none_is_invented(problems: int) -> None:
         for problem in range(problems):
             runs = simulated_runs(problem, gain)
             values, by = ({n: runs.values(n, c) for n in ("alone", *partners)} for c in ("test/delta_m", "val/delta_m"))
-            advised = recommended(by, values, runs.overlap)[0]
+            advised = recommend(by, values, runs.overlap)[0]
             right, wrong = right + (gain and advised == "groups"), wrong + (not gain and advised != "alone")
-            answers = confirm(runs, gains(runs, partners, "val"))
-            told += not gain and any(each.verdict == "share" for each in answers)
+            answers = confirm(runs, measure_gains(runs, partners, "val"))
+            told += not gain and any(each.verdict == "better" for each in answers)
     print(f"right {right} of {problems}, invented {wrong}, tasks told to share without a gain in {told}")
     assert right >= 0.8 * problems
     assert max(wrong, told) <= 0.05 * problems

@@ -11,16 +11,16 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.verdicts import BINARY, RESAMPLES, Verdict, judge, judge_search, required_seeds
-from mtl.report.statistics import FEWEST, POWER, SIGNIFICANCE
+from mtl.paper.verdicts import BINARY, RESAMPLES, ClaimStatus, judge, judge_search, required_seeds
+from mtl.report.statistics import MIN_RUNS, POWER, SIGNIFICANCE
 from tests.conftest import ROOT
 
-HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
+HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = ClaimStatus
 RULES = (ROOT / "benchmarks" / "accuracy" / "rules.md").read_text()
 NAMES = {"a": "A", "b": "B", "c": "C"}
 
 
-def verdict(values: dict[str, list[float | None]], paired: bool = True, **claim: Any) -> tuple[Verdict, str]:
+def verdict(values: dict[str, list[float | None]], paired: bool = True, **claim: Any) -> tuple[ClaimStatus, str]:
     """Judge a claim on the gate a; unpaired gates have no seed in common."""
     than = claim.pop("than", ["b"])
     starts = range(0, 10_000 * len(values), 10_000) if not paired else [0] * len(values)
@@ -100,7 +100,7 @@ BOTH = {"than": ["b", "c"]}
         ({"a": HIGH, "b": OTHER, "c": LOW}, BOTH, CONTRADICTED, None),
     ],
 )
-def test_verdicts(values: Any, claim: dict[str, Any], expected: Verdict, reason: str | None) -> None:
+def test_verdicts(values: Any, claim: dict[str, Any], expected: ClaimStatus, reason: str | None) -> None:
     found = verdict(values, **claim)
     assert found == (expected, found[1] if reason is None else reason)
 
@@ -124,7 +124,7 @@ def test_runs_of_different_seeds_are_compared_as_samples() -> None:
         ({"at_least": 3.0, "at_most": 3.7}, HOLDS),
     ],
 )
-def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: Verdict) -> None:
+def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: ClaimStatus) -> None:
     found, reason = verdict({"a": [4.0, 4.0, 3.1]}, than=[], **bounds)
     assert found == expected
     assert reason.startswith("3.7 [2.4, 5.0], 3 runs")
@@ -140,13 +140,13 @@ def test_selections_of_soft_selectors_are_undecided() -> None:
     assert judge(claim, {}, NAMES).verdict == NOT_RUN
 
 
-def simulated(difference: float, seeds: int, by: float | None, paired: bool) -> Counter[Verdict]:
+def simulated(difference: float, seeds: int, by: float | None, paired: bool) -> Counter[ClaimStatus]:
     """Return the verdicts on 300 tables whose gate is better than the other by the true share ``difference``.
 
     A run is 1 (or 1 - ``difference``) plus noise: 0.1 of its seed, which pairs share, and 0.1 of its own.
     """
     random = np.random.default_rng(0)
-    found: Counter[Verdict] = Counter()
+    found: Counter[ClaimStatus] = Counter()
     for _ in range(300):
         common, own, other = 0.1 * random.standard_normal((3, seeds))
         noise = common if paired else 0.1 * random.standard_normal(seeds)
@@ -182,7 +182,7 @@ def test_the_rules_state_the_numbers_that_count() -> None:
     for number in (
         f"p < {SIGNIFICANCE:g}",
         f"a probability of {100 * POWER:.0f} %",
-        f"fewer than {FEWEST} runs",
+        f"fewer than {MIN_RUNS} runs",
         f"fewer than {100 * BINARY:.0f} % of the selectors",
         f"at least {100 - 50 * SIGNIFICANCE:g} % of {RESAMPLES:,} bootstrap samples",
         f"at most {50 * SIGNIFICANCE:g} %",

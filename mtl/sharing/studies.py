@@ -15,7 +15,7 @@ from mtl.analysis.conflicts import affinities, read_table
 from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
-from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, gains
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, measure_gains
 from mtl.sharing.grouping import Group, predicted
 from mtl.tune.definition import Definition, StudyName, Work
 from mtl.tune.launch import run_folder
@@ -104,9 +104,9 @@ class Comparison:
         }
 
     def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[SharingGain]:
-        """Return the gains of the tasks in some settings on validation rows; see ``mtl.sharing.answer.gains``."""
+        """Return the gains of the tasks in some settings on validation rows, as ``measure_gains``."""
         runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
-        return gains(runs, {name: setting.partners for name, setting in settings.items()}, "val")
+        return measure_gains(runs, {name: setting.partners for name, setting in settings.items()}, "val")
 
     def conflicts(self) -> list[pl.DataFrame]:
         """Return what the joint runs measured of their gradients, see ``mtl.analysis.conflicts.as_table``."""

@@ -13,14 +13,14 @@ from mtl.files.tables import Bold, Table
 from mtl.report.runs import FINISHED, MEAN, Runs
 from mtl.report.statistics import (
     DELTA,
-    FEWEST,
+    MIN_RUNS,
     NOTE,
     TITLE,
     Difference,
-    Outcome,
     Summary,
     Values,
-    difference,
+    Verdict,
+    percent_gain,
     summarise,
 )
 from mtl.training.measurements import Key
@@ -32,7 +32,7 @@ SPLITS = (
     "Each data.seed is a random split of the same rows: errors and intervals have Nadeau and Bengio's correction "
     "(2003) for training rows in common."
 )
-DECIDED = {Outcome.BETTER: 1, Outcome.WORSE: -1}  # and the sign of their gains
+DECIDED = {Verdict.BETTER: 1, Verdict.WORSE: -1}  # and the sign of their gains
 _ARROWS: Mapping[bool | None, str] = {True: " ↑", False: " ↓", None: ""}
 
 
@@ -65,7 +65,7 @@ class ComparedMetric:
     def texts(self) -> dict[str, str]:
         """Return mean ± standard error of each setting, then (m/n) if only m of n runs have a value; "-" if none."""
         means = self.means.values()
-        texts = aligned([(value.mean, value.error) for value in means])
+        texts = aligned([(value.mean, value.sem) for value in means])
         counts = (
             f" ({summary.count}/{summary.count + summary.undefined})" if summary.undefined else "" for summary in means
         )
@@ -95,36 +95,36 @@ class ComparisonTable:
         """
         gains = {}
         for main in self.quantities[:1]:
-            base, theirs = main.means[self.reference].mean, main.values[self.reference]
-            for name, values in main.values.items() if base and main.higher is not None else ():
-                if name != self.reference and (delta := difference(values, theirs, 1.0, main.overlap)):
-                    gains[name] = delta.times((100 if main.higher else -100) / abs(base or 1.0))
+            for name, values in main.values.items() if main.higher is not None else ():
+                gain = percent_gain(values, main.values[self.reference], bool(main.higher), main.overlap)
+                if gain and name != self.reference:
+                    gains[name] = gain
         return gains
 
-    def outcome(self, name: str) -> Outcome:
-        """Return what the gain tells: nothing if some runs have no value, since the others are no random sample."""
+    def verdict(self, name: str) -> Verdict:
+        """Return the verdict on a setting: open if some runs have no value, since the others are no random sample."""
         gain = self.gains.get(name)
-        return gain.outcome() if gain and not gain.undefined else Outcome.OPEN
+        return gain.verdict() if gain and not gain.undefined else Verdict.OPEN
 
     def sentence(self) -> str:
         """Say which settings are better or worse than the reference, by how much, or that nothing is decided."""
         if not self.gains:
             return f"nothing can be compared with {self.reference}." if len(self.runs) > 1 else ""
         parts, left = list[str](), len(self.runs) - 1
-        for outcome, sign in DECIDED.items():
-            if names := [name for name in self.gains if self.outcome(name) == outcome]:
+        for verdict, sign in DECIDED.items():
+            if names := [name for name in self.gains if self.verdict(name) == verdict]:
                 most, left = max(names, key=lambda name: abs(self.gains[name].mean)), left - len(names)
-                by = f"by {self.gains[most].times(sign).text(' %', '')}"
+                by = f"by {self.gains[most].scaled(sign).text(' %', '')}"
                 parts.append(
-                    f"{len(names)} are {outcome} (most {most}, {by})" if names[1:] else f"{most} is {outcome} {by}"
+                    f"{len(names)} are {verdict} (most {most}, {by})" if names[1:] else f"{most} is {verdict} {by}"
                 )
         if parts:
-            open_ = [name for name in self.runs if name != self.reference and self.outcome(name) not in DECIDED]
+            open_ = [name for name in self.runs if name != self.reference and self.verdict(name) not in DECIDED]
             parts += [f"{open_[0]} is undecided" if left == 1 else f"{left} are undecided"] if left else []
         else:
             best = max(self.gains, key=lambda name: self.gains[name].mean)
             sign = 1 if self.quantities[0].higher else -1
-            text = self.gains[best].times(sign).text(" %")
+            text = self.gains[best].scaled(sign).text(" %")
             parts = [f"nothing is decided; the best of the others, {best}, changes it by {text}"]
         return f"{self.quantities[0].name} against {self.reference}: {'; '.join(parts)}."
 
@@ -165,8 +165,8 @@ class ComparisonTable:
         """Return the change of a setting, as a raw one: higher values have a plus sign."""
         if name not in self.gains:
             return "" if name == self.reference else "-"
-        text = self.gains[name].times(1 if self.quantities[0].higher else -1).text()
-        return Bold(text) if self.outcome(name) in DECIDED else text
+        text = self.gains[name].scaled(1 if self.quantities[0].higher else -1).text()
+        return Bold(text) if self.verdict(name) in DECIDED else text
 
     def _explanation(self, over: str) -> list[str]:
         """Return the sentences that belong below the table."""
@@ -185,7 +185,7 @@ class ComparisonTable:
         return lines
 
 
-def compare(
+def compare_settings(
     runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), unit: str = "seeds", reference: str | None = None
 ) -> ComparisonTable:
     """Compare all settings by the loss and the main metrics, or only by the given ``columns`` of the table.
@@ -220,7 +220,7 @@ def compare(
     keys = {name: runs.values(name, "seed").keys() for name in groups}
     for name in groups:
         common = len(keys[name] & keys[reference])
-        if common >= FEWEST and not len(keys[name]) == len(keys[reference]) == common:
+        if common >= MIN_RUNS and not len(keys[name]) == len(keys[reference]) == common:
             notes.append(f"{name} has {common} seeds in common with {reference}, whose differences are shown.")
     if len(tasks) > MOST_TASKS and not columns:
         notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
