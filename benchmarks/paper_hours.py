@@ -2,10 +2,10 @@
 
 python benchmarks/paper_hours.py [NAME ...] [--data data]
 
-An epoch of a run of each group and each gate is timed, of short ones the mean of six. An epoch of a row takes as long
-as those of its gate. A row has as many epochs as in the recorded page, without one as many as it may have. The runs of
-its search have as many as they may have, of as many rows, so the hours are an upper bound. What a run does besides is
-counted once for each.
+An epoch of a run of each group and each method is timed, of short ones the mean of six. An epoch of a row takes as
+long as those of its method. A row has as many epochs as in the recorded page, without one as many as it may have. The
+runs of its search have as many as they may have, of as many rows, so the hours are an upper bound. What a run does
+besides is counted once for each.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from mtl.cli.main import main
 from mtl.cli.reproduce import configuration
 from mtl.cli.study import first_run
 from mtl.files.records import RESULTS
-from mtl.paper.definition import Pair, Paper, read
+from mtl.paper.definition import Paper, Row, read
 from mtl.runs.trial import FITTED
 from mtl.tune.process import SERVER, start
 
 SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 
 
-def timed(paper: Paper, pair: Pair, folder: Path, epochs: int = 1) -> tuple[float, float]:
+def timed(paper: Paper, row: Row, folder: Path, epochs: int = 1) -> tuple[float, float]:
     """Return the seconds of an epoch of a row's run, and those of all the rest of the run."""
     own = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
-    words = [*paper.definition(*pair, chosen=[]).overrides, *own]
+    words = [*paper.definition(row, chosen=[]).overrides, *own]
     ours, theirs = SERVER.Pipe()
     began = time.perf_counter()
     with ours, contextlib.suppress(EOFError):  # it has failed
@@ -49,7 +49,7 @@ def timed(paper: Paper, pair: Pair, folder: Path, epochs: int = 1) -> tuple[floa
     require(run.exitcode == 0, f"{paper.name}: a run failed, see {folder.with_suffix('.txt')}")
     epoch = float(json.loads((folder / RESULTS).read_text())["seconds_per_epoch"])
     if epochs == 1 and epoch < SHORT:
-        return timed(paper, pair, folder.with_name(f"{folder.name}_again"), 6)
+        return timed(paper, row, folder.with_name(f"{folder.name}_again"), 6)
     return epoch, time.perf_counter() - began - epochs * epoch
 
 
@@ -60,33 +60,33 @@ def most_epochs(words: list[str]) -> float:
     return float(cfg.trainer.max_epochs)
 
 
-def epochs(paper: Paper, pair: Pair) -> float:
+def epochs(paper: Paper, row: Row) -> float:
     """Return the mean number of epochs of a row's recorded runs, or the number that a run may have."""
     page = ROOT / "benchmarks" / "accuracy" / f"{paper.name}.csv"
     if page.exists():
-        runs = pl.read_csv(page).filter(group=pair[0].key, setting=pair[1].name)
+        runs = pl.read_csv(page).filter(group=row.group.key, setting=row.method.name)
         if "epochs" in runs.columns and runs["epochs"].count():
             return float(runs["epochs"].mean())
-    return most_epochs(paper.definition(*pair, chosen=[]).overrides)
+    return most_epochs(paper.definition(row, chosen=[]).overrides)
 
 
 def hours(name: str, data: str) -> float:
     """Return the hours of the laptop scale of a table."""
     cfg = configuration([name])[1]
     paper = read(cfg, name, [f"paths.data_dir={data}", "callbacks.progress=null"])
-    known, others = dict[str, list[float]](), list[float]()
+    epoch_seconds, other_seconds = dict[str, list[float]](), list[float]()  # the former by method
     with tempfile.TemporaryDirectory() as folder:
-        for number, (group, gate) in enumerate(paper.fewest().pairs()):
-            epoch, rest = timed(paper, (group, gate), Path(folder) / str(number))
-            print(f"{name} {group.key}/{gate.key}: an epoch {epoch:.2g} s, the rest {rest:.2g} s", flush=True)
-            known.setdefault(gate.key, []).append(epoch)
-            others.append(rest)
+        for number, row in enumerate(paper.smoke_subset().rows()):
+            epoch, rest = timed(paper, row, Path(folder) / str(number))
+            print(f"{name} {'/'.join(row.key)}: an epoch {epoch:.2g} s, the rest {rest:.2g} s", flush=True)
+            epoch_seconds.setdefault(row.method.key, []).append(epoch)
+            other_seconds.append(rest)
     seconds = 0.0
-    for group, gate in paper.pairs():
-        epoch, rest = fmean(known[gate.key]), median(others)
-        seconds += (paper.scale.seeds or 0) * (epoch * epochs(paper, (group, gate)) + rest)
-        if paper.space_of(group, gate):
-            search = most_epochs(paper.definition(group, gate, chosen=None).overrides)
+    for row in paper.rows():
+        epoch, rest = fmean(epoch_seconds[row.method.key]), median(other_seconds)
+        seconds += (paper.scale.seeds or 0) * (epoch * epochs(paper, row) + rest)
+        if paper.space_of(row):
+            search = most_epochs(paper.definition(row, chosen=None).overrides)
             seconds += paper.scale.n_trials * (epoch * search + rest)
     return seconds / 3600
 

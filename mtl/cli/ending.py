@@ -34,7 +34,7 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path, line: CommandLine) -
         flags = config_dirs(line.searched)
         keys = [key for key in map(key_of, line.overrides) if key.startswith(KEPT) and key not in FOLDERS]
         overrides = [override for override in line.overrides if key_of(override) in keys]
-        searched = f"gate={gate if gate in study.gates else 'softmax,comet'}"
+        searched = f"gate={gate if gate in study.methods else 'softmax,comet'}"
         name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table
         command_lines.append([*program("tune"), *flags, "study=table", name, searched, *overrides])
     return [shlex.join(arguments) for arguments in command_lines]

@@ -22,7 +22,7 @@ from mtl.overrides import key_of
 from mtl.paper.definition import SMOKE, read
 from mtl.tune.process import prepare
 
-SECTIONS = ("fixed", "groups", "gates", "space", "values", "baseline", "published", "claims", "remarks", "tables")
+SECTIONS = ("fixed", "groups", "methods", "space", "values", "baseline", "published", "claims", "remarks", "tables")
 OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
 
 
@@ -57,7 +57,7 @@ def listed() -> Iterator[str]:
             costs.append((paper.count, f"{scale} {paper.count:,}{hours}"))
         cost = ", ".join(text for _, text in sorted(costs))
         yield from described(path.stem, f"{purpose} Runs: {cost}.")
-    yield from ("", f"scale={SMOKE}: three batches of some rows, with each group and each gate.")
+    yield from ("", f"scale={SMOKE}: three batches of some rows, with each group and each method.")
     yield "Hours (h): at most, as measured on two CPU cores. Runs end with the time left."
 
 
@@ -70,8 +70,8 @@ def run(overrides: Sequence[str]) -> None:
     name, cfg, others, command_overrides = configuration(overrides)
     if not cfg.judge:
         paper = read(cfg, name, others)
-        for pair in paper.pairs()[:1]:
-            check_names(paper.definition(*pair, chosen=[]).overrides)
+        for row in paper.rows()[:1]:
+            check_names(paper.definition(row, chosen=[]).overrides)
         if not cfg.show:
             prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without

@@ -20,7 +20,7 @@ from mtl.overrides import key_of
 from mtl.tune.definition import read
 from mtl.tune.process import prepare
 
-OWN = [*own_options("tune.yaml", "fixed", "space", "values", "gates"), "sampler", "pruner", "study"]
+OWN = [*own_options("tune.yaml", "fixed", "space", "values", "methods"), "sampler", "pruner", "study"]
 
 
 def run(overrides: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from mtl.config.resume import Composer
 from mtl.files.records import RESULTS
-from mtl.paper.definition import Pair, Paper, Part, read
+from mtl.paper.definition import Paper, Part, Row, read
 from mtl.paper.page import redraw_page, write
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
@@ -53,27 +53,27 @@ def reproduce(
     if cfg.judge:
         return redraw_page(paper, Path(cfg.judge))
     stages, firsts = paper.stages(), {}
-    groups = list(dict.fromkeys(group.key for stage in stages for group, _ in stage))
+    groups = list(dict.fromkeys(row.group.key for stage in stages for row in stage))
     for group in with_progress_bar(groups, "checking options"):
-        pairs = [pair for stage in stages for pair in stage if pair[0].key == group]
-        searches = [paper.definition(*pair, chosen=None) for pair in pairs if paper.space_of(*pair)]
-        firsts[group] = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in pairs)], compose)[0]
+        rows = [row for stage in stages for row in stage if row.group.key == group]
+        searches = [paper.definition(row, chosen=None) for row in rows if paper.space_of(row)]
+        firsts[group] = checked([*searches, *(paper.definition(row, chosen=[]) for row in rows)], compose)[0]
     first = next(iter(firsts.values()))
     folder = Path(first.paths.output_dir) / "paper" / name / paper.file.scale
     with working(cfg, folder, cfg.show) as storage:
         if not cfg.show:
             worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
             steps = [
-                (pairs, search)
+                (rows, search)
                 for stage in stages
-                for pairs, search in (([pair for pair in stage if paper.space_of(*pair)], True), (stage, False))
+                for rows, search in (([row for row in stage if paper.space_of(row)], True), (stage, False))
                 if worker.count(search)
             ]
-            left = sum(len(pairs) * worker.count(search) for pairs, search in steps)
-            for pairs, search in steps:
-                left -= len(pairs) * worker.count(search)
-                worker.work(pairs, search, left)
-        chosen = {(group.key, gate.key): choice(paper, group, gate, storage, folder) for group, gate in paper.pairs()}
+            left = sum(len(rows) * worker.count(search) for rows, search in steps)
+            for rows, search in steps:
+                left -= len(rows) * worker.count(search)
+                worker.work(rows, search, left)
+        chosen = {row.key: choose(paper, row, storage, folder) for row in paper.rows()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
         }
@@ -96,26 +96,25 @@ class _Worker:
         """Return the number of runs of a row, or of its search."""
         return self.paper.scale.n_trials if search else self.paper.scale.seeds or 0
 
-    def work(self, pairs: Sequence[Pair], search: bool, later: int) -> None:
+    def work(self, rows: Sequence[Row], search: bool, later: int) -> None:
         """Do the searches or the runs of some rows; the runs that they refer to have ended. ``later``: see ``work``."""
         count = self.count(search)
         studies: list[tuple[Definition, str]] = []
-        for group, gate in pairs:
+        for row in rows:
             sources = {
-                text: self.planned(*self.paper.rows_by_key[key]).label
-                for text, key in self.paper.sources(group, gate).items()
+                text: self.planned(self.paper.rows_by_key[key]).label
+                for text, key in self.paper.references(row).items()
             }
-            definition, first = replace(self.planned(group, gate, search), sources=sources), self.firsts[group.key]
+            definition, first = replace(self.planned(row, search), sources=sources), self.firsts[row.group.key]
             if sources:
                 self._rank(definition, count, first)
             studies.append((definition, str(first.monitor)))
         run_trials(studies, count, self.cfg, self.storage, self.launch, later)
 
-    def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:
+    def planned(self, row: Row, search: bool = False) -> Definition:
         """Return the study of a row's search, or of its runs with the overrides that the search has chosen."""
-        if search:
-            return self.paper.definition(group, gate, chosen=None)
-        return self.paper.definition(group, gate, *choice(self.paper, group, gate, self.storage, self.launch.folder))
+        chosen = (None,) if search else choose(self.paper, row, self.storage, self.launch.folder)
+        return self.paper.definition(row, *chosen)
 
     def _rank(self, definition: Definition, count: int, first: DictConfig) -> None:
         """Write the importance of neurons, if missing, of each dense run that ``count`` trials split into experts."""
@@ -130,31 +129,31 @@ class _Worker:
                 write_neuron_scores(file.parent, file, first.trust, str(first.paths.data_dir))
 
 
-def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: Path) -> tuple[list[str], int]:
+def choose(paper: Paper, row: Row, storage: BaseStorage, folder: Path) -> tuple[list[str], int]:
     """Return the overrides of the search's best trial, and its number; ([], 0) without a search.
 
-    Trials within the gate's limit come before those beyond it.
+    Trials within the method's limit come before those beyond it.
     """
-    if not paper.space_of(group, gate):
+    if not paper.space_of(row):
         return [], 0
-    definition = paper.definition(group, gate, chosen=None)
+    definition = paper.definition(row, chosen=None)
 
-    def beyond(trial: FrozenTrial) -> bool:
+    def is_beyond_limit(trial: FrozenTrial) -> bool:
         measured = numbers(read_results(run_folder(folder, definition.label, trial.number))[0])
-        return not all(measured.get(column, math.inf) <= most for column, most in gate.limit.items())
+        return not all(measured.get(column, math.inf) <= limit for column, limit in row.method.limit.items())
 
     study = study_of(definition.name, storage)
-    best = sorted(best_trials(study) if study else [], key=beyond)[:1]
+    best = sorted(best_trials(study) if study else [], key=is_beyond_limit)[:1]
     return (write_overrides(best[0].params), best[0].number) if best else ([], 0)
 
 
 def searches_of(paper: Paper, group: Part, storage: BaseStorage, folder: Path) -> Trials | None:
     """Return the trials of the searches in a group; None if no search has begun."""
     studies = {}
-    for gate in paper.gates_of(group):
-        if paper.space_of(group, gate):
-            definition = paper.definition(group, gate, chosen=None)
+    for row in paper.rows_of(group):
+        if paper.space_of(row):
+            definition = paper.definition(row, chosen=None)
             study = study_of(definition.name, storage)
             if study and study.get_trials(deepcopy=False):
-                studies[gate.name] = (study, folder / definition.label)
+                studies[row.method.name] = (study, folder / definition.label)
     return read_trials(studies) if studies else None

@@ -1,4 +1,7 @@
-"""The definition of a table or figure of a publication: groups and gates, read from ``conf/paper``."""
+"""The definition of a table or figure of a publication, read from ``conf/paper``.
+
+It has a table for each group, such as a data set, and in each a row for each method, such as a gate.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.options import LargeCount, LargeCountOrZero, Name, OpenFraction, Positive, StrictModel, valid
 from mtl.overrides import key_of, last_of_each
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched
 
-NAMES = {  # names, as in the papers, for parts whose file gives none
+DISPLAY_NAMES = {  # names, as in the papers, for parts whose file gives none
     "comet": "COMET",
     "comet+": "COMET+",
     "dselect_k": "DSelect-k",
@@ -28,14 +32,14 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
 }
 
 # A scale that every file has: its laptop scale without a search, one run of enough rows to have each group and each
-# gate, and in a run:
+# method, and in a run:
 SMOKE = "smoke"
 THREE_BATCHES = [
     f"trainer.{name}" for name in ("max_epochs=1", *(f"limit_{at}_batches=3" for at in ("train", "val", "test")))
 ]
 
-# '{GROUP}', '{GROUP/GATE}' or '{/GATE}' in a quoted path: that row's run folder; a part left out is this row's own
-REFERENCE = re.compile(r"\{(\w*)(?:/([\w+]+))?\}(?=/)")
+# '{GROUP}', '{GROUP/METHOD}' or '{/METHOD}' in a quoted path: that row's run folder; a part left out is this row's own
+RUN_REFERENCE = re.compile(r"\{(\w*)(?:/([\w+]+))?\}(?=/)")
 
 Words = Annotated[list[str], Field(default_factory=list)]
 # Or [mean, standard error], or [mean, standard deviation, number of runs]
@@ -43,20 +47,20 @@ Number = float | Annotated[list[float], Field(min_length=2, max_length=3)]
 
 
 class Claim(StrictModel):
-    """A sentence of the publication about ``gate``, in ``group``, on ``column``.
+    """A sentence of the publication about ``method``, in ``group``, on ``column``.
 
-    With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least
+    With ``than``, the claim is that the method's mean is better than the mean of each method in ``than``, by at least
     ``by`` times that mean; with a ``margin``, that it is worse by at most ``margin`` times that mean. ``higher`` says
-    whether higher values are better. With ``times``, the gate's search reaches the expected value of each search in
-    ``than`` in 1/``times`` of its trials. ``other`` is another column of the gate, with which to compare instead.
-    Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by
+    whether higher values are better. With ``times``, the method's search reaches the expected value of each search in
+    ``than`` in 1/``times`` of its trials. ``other`` is another column of the method, with which to compare instead.
+    Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and methods are given by
     their keys. ``binary``: the claim is about selected experts; undecided while selectors are soft.
     """
 
     text: str
     group: str
     column: str
-    gate: str
+    method: str
     than: Words
     other: str | None = None
     by: Positive | None = None
@@ -88,7 +92,7 @@ def repeated(claims: Any) -> Any:
 
 
 class Scale(StrictModel):
-    """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with overrides ``search``.
+    """``seeds``: runs of each row; ``n_trials``: trials of the search before them, if any, with overrides ``search``.
 
     With ``best`` instead of ``seeds``, the tables show the best trials of the search: ``best`` is a number or a share.
     ``hours``: how long all runs take on two CPU cores, as measured by ``benchmarks/paper_hours.py``.
@@ -104,20 +108,20 @@ class Scale(StrictModel):
 
 
 class Entry(StrictModel):
-    """The entry of a group or a gate in the file."""
+    """The entry of a group or a method in the file."""
 
     name: Name | None = None
     fixed: list[str] | None = None
     space: MaybeSpace
-    gates: list[str] | None = None  # of a group: those that it has; None: all
+    methods: list[str] | None = None  # of a group: those that it has; None: all
     limit: Annotated[dict[str, float], Field(default_factory=dict)]  # largest values that the best trial should have
 
 
 class Figure(StrictModel):
     """A figure with a panel for each of ``columns``.
 
-    ``at``: the x position of each group (a line per gate) or of each gate (a line per group); ``label``: the x axis.
-    ``random``: the columns whose panels show the expected Jaccard index of random selections.
+    ``at``: the x position of each group (a line per method) or of each method (a line per group); ``label``: of the x
+    axis. ``random``: the columns whose panels show the expected Jaccard index of random selections.
     """
 
     title: str
@@ -128,7 +132,7 @@ class Figure(StrictModel):
 
 
 class Joint(StrictModel):
-    """A table of columns of several groups, as the tasks of a benchmark, with a row for each of ``gates``.
+    """A table of columns of several groups, as the tasks of a benchmark, with a row for each of ``methods``.
 
     ``columns``: the group and the column of each. ``means``: means of some of them, as the averages of a benchmark.
     Claims and published numbers refer to the table as to a group. ``best``: also show the best run of each column.
@@ -137,18 +141,18 @@ class Joint(StrictModel):
     name: Name
     columns: Annotated[dict[Name, Annotated[list[str], Field(min_length=2, max_length=2)]], Field(min_length=1)]
     means: Annotated[dict[Name, list[str]], Field(default_factory=dict)]
-    gates: Annotated[list[str], Field(min_length=1)]
+    methods: Annotated[list[str], Field(min_length=1)]
     best: bool = False
 
 
 class Numbers(StrictModel):
-    """The paper's numbers by group, gate and column, and the factors that convert our numbers to the paper's units."""
+    """The paper's numbers by group, method and column, and the factors that convert ours to the paper's units."""
 
     values: Annotated[dict[str, dict[str, dict[str, Number]]], Field(default_factory=dict)]
     units: Annotated[dict[str, float], Field(default_factory=dict)]
 
 
-Parts = Annotated[dict[Name, Entry], Field(min_length=1)]
+Entries = Annotated[dict[Name, Entry], Field(min_length=1)]
 
 
 class File(Searches):
@@ -162,8 +166,8 @@ class File(Searches):
     judge: str | None
     title: str
     source: str
-    groups: Parts
-    gates: Parts
+    groups: Entries
+    methods: Entries
     scales: dict[str, Scale]
     baseline: str | None
     columns: list[str]
@@ -178,23 +182,34 @@ class File(Searches):
 
 @dataclass(frozen=True)
 class Part:
-    """A group or a gate: its key in the file, its name for the reader, its overrides and its space."""
+    """A group or a method: its key in the file, its name for the reader, its overrides and its space."""
 
     key: str
     name: str
     overrides: list[str]
     space: Space = field(default_factory=dict)
     limit: Mapping[str, float] = field(default_factory=dict)
-    gates: Sequence[str] | None = None
+    methods: Sequence[str] | None = None
 
 
-Key = tuple[str, str]  # of a group and of a gate
-Pair = tuple[Part, Part]  # group and gate
+Key = tuple[str, str]  # of a group and of a method
+
+
+class Row(NamedTuple):
+    """A row of the table of ``group``."""
+
+    group: Part
+    method: Part
+
+    @property
+    def key(self) -> Key:
+        """The keys of the group and the method."""
+        return self.group.key, self.method.key
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A table or figure at one scale, with the requested ``groups`` and ``gates``.
+    """A table or figure at one scale, with the requested ``groups`` and ``methods``.
 
     ``overrides``: options of mtl train that the command line adds to all runs.
     """
@@ -203,77 +218,71 @@ class Paper:
     file: File
     scale: Scale
     groups: list[Part]
-    gates: list[Part]
+    methods: list[Part]
     overrides: list[str]
-    rows_by_key: Mapping[Key, Pair] = field(default_factory=dict)  # all rows of the file, by their keys
-    left_out: Collection[Key] = ()  # rows that are not requested although their group and their gate are
+    rows_by_key: Mapping[Key, Row] = field(default_factory=dict)  # all rows of the file
+    left_out: Collection[Key] = ()  # rows that are not requested although their group and their method are
 
-    def pairs(self) -> list[Pair]:
-        """Return the (group, gate) of each row of the tables."""
-        return [(group, gate) for group in self.groups for gate in self.gates_of(group)]
+    def rows(self) -> list[Row]:
+        """Return the requested rows of all tables."""
+        return [row for group in self.groups for row in self.rows_of(group)]
 
-    def gates_of(self, group: Part) -> list[Part]:
-        """Return the requested gates that a group has."""
-        keys = {gate.key: (group.key, gate.key) for gate in self.gates}
-        return [
-            gate for gate in self.gates if keys[gate.key] in self.rows_by_key and keys[gate.key] not in self.left_out
-        ]
+    def rows_of(self, group: Part) -> list[Row]:
+        """Return the requested rows of the table of a group."""
+        keys = [(group.key, method.key) for method in self.methods]
+        return [self.rows_by_key[key] for key in keys if key in self.rows_by_key and key not in self.left_out]
 
     def smoke_subset(self) -> Paper:
-        """Return the table with a few rows that cover all groups and gates, if possible rows that refer to others."""
-        sources = {(group.key, gate.key): set(self.sources(group, gate).values()) for group, gate in self.pairs()}
-        kept, parts = set[Key](), {(index, part) for key in sources for index, part in enumerate(key)}
+        """Return the table with a few rows that cover all groups and methods, and those that these refer to."""
+        covered, kept = set[tuple[str, str]](), set[Key]()
+        for num_new in (2, 1):  # first rows that add a group and a method, then those that add one of them
+            for row in self.rows():
+                parts = {("group", row.group.key), ("method", row.method.key)}
+                if len(parts - covered) >= num_new:
+                    covered |= parts
+                    kept |= {row.key, *self.references(row).values()}
+        return replace(self, left_out={row.key for row in self.rows()} - kept)
 
-        def worth(key: Key) -> tuple[int, int, int]:
-            return len(parts & set(enumerate(key))), -len(sources[key] - kept), len(sources[key])
+    def references(self, row: Row) -> dict[str, Key]:
+        """Return the key of each row that the overrides of ``row`` refer to, by the text of the reference."""
+        references = {}
+        for override in self.definition(row, chosen=[]).overrides:
+            for match in RUN_REFERENCE.finditer(override):
+                key = references[match[0]] = match[1] or row.group.key, match[2] or row.method.key
+                require(key in self.rows_by_key, f"{override}: {self.name} has no method {key[1]} in a group {key[0]}")
+        return references
 
-        while parts:
-            best = max(sources, key=worth)
-            for key in (best, *sources[best]):
-                parts -= set(enumerate(key))
-                kept |= {key}
-        return replace(self, left_out=sources.keys() - kept)
-
-    def sources(self, group: Part, gate: Part) -> dict[str, Key]:
-        """Return the key of each row that the overrides of this row refer to, by the text of the reference."""
-        sources = {}
-        for override in self.definition(group, gate, chosen=[]).overrides:
-            for match in REFERENCE.finditer(override):
-                key = sources[match[0]] = match[1] or group.key, match[2] or gate.key
-                require(key in self.rows_by_key, f"{override}: {self.name} has no gate {key[1]} in a group {key[0]}")
-        return sources
-
-    def stages(self) -> list[list[Pair]]:
-        """Return the requested rows and all that they refer to, in waves: a row runs after those that it refers to.
+    def stages(self) -> list[list[Row]]:
+        """Return the requested rows and all that they refer to, in stages: a row runs after those that it refers to.
 
         Raises InputError if a row refers to itself, or to rows that are trials of a search.
         """
-        levels: dict[Key, int] = {}
-
-        def level(key: Key, above: tuple[Key, ...] = ()) -> int:
-            require(key not in above, f"{self.name}: {'/'.join(key)} refers to itself")
-            if key not in levels:
-                sources = self.sources(*self.rows_by_key[key]).values()
-                levels[key] = max((1 + level(source, (*above, key)) for source in sources), default=0)
-            return levels[key]
-
-        for group, gate in self.pairs():
-            level((group.key, gate.key))
-        last = max(levels.values(), default=0)
-        require(
-            not last or self.scale.seeds is not None, f"scales.{self.file.scale}: rows that refer to others need seeds"
-        )
-        return [[pair for key, pair in self.rows_by_key.items() if levels.get(key) == n] for n in range(last + 1)]
+        pending, references = [row.key for row in self.rows()], dict[Key, set[Key]]()
+        while pending:
+            if (key := pending.pop()) not in references:
+                references[key] = set(self.references(self.rows_by_key[key]).values())
+                pending += references[key]
+        sorter, stages = TopologicalSorter(references), list[list[Row]]()
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            raise InputError(f"{self.name}: {' -> '.join(map('/'.join, error.args[1]))}: refers to itself") from None
+        while ready := sorter.get_ready():
+            stages.append([row for key, row in self.rows_by_key.items() if key in ready])
+            sorter.done(*ready)
+        needs_seeds = f"scales.{self.file.scale}: rows that refer to others need seeds"
+        require(len(stages) < 2 or self.scale.seeds is not None, needs_seeds)
+        return stages
 
     @property
     def count(self) -> int:
         """The number of runs, with those of searches and those of rows that others refer to."""
-        pairs = [pair for stage in self.stages() for pair in stage]
-        searched = sum(bool(self.space_of(*pair)) for pair in pairs)
-        return searched * self.scale.n_trials + len(pairs) * (self.scale.seeds or 0)
+        rows = [row for stage in self.stages() for row in stage]
+        searched = sum(bool(self.space_of(row)) for row in rows)
+        return searched * self.scale.n_trials + len(rows) * (self.scale.seeds or 0)
 
     def published(self) -> dict[str, dict[str, dict[str, tuple[float, float | None]]]]:
-        """Return the published (mean, standard error or None) in our units, by group, gate and column."""
+        """Return the published (mean, standard error or None) in our units, by group, method and column."""
 
         def ours(column: str, value: Number) -> tuple[float, float | None]:
             mean, *spread = value if isinstance(value, list) else [value]
@@ -282,28 +291,31 @@ class Paper:
 
         return {
             group: {
-                gate: {name: ours(name, value) for name, value in columns.items()} for gate, columns in rows.items()
+                method: {name: ours(name, value) for name, value in columns.items()} for method, columns in rows.items()
             }
             for group, rows in self.file.published.values.items()
         }
 
-    def definition(self, group: Part, gate: Part, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
-        """Return the study of a gate in a group: the search if ``chosen`` is None, otherwise the runs.
+    def definition(self, row: Row, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
+        """Return the study of a row: the search if ``chosen`` is None, otherwise the runs.
 
         ``chosen``: the overrides that the search has chosen; ``trial``: the number of the trial with these overrides.
         """
-        label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(group, gate)
+        label, further, space = "/".join(row.key), chosen or [], self.space_of(row)
         check_unsearched(self.overrides, space, self.name)
         if chosen is None:
             label, further = f"{label}/search", self.scale.search
         elif chosen:
             label = f"{label}/trial_{trial}"
-        overrides, file = last_of_each([*group.overrides, *gate.overrides, *further, *self.overrides]), self.file
+        overrides, file = (
+            last_of_each([*row.group.overrides, *row.method.overrides, *further, *self.overrides]),
+            self.file,
+        )
         space = space if chosen is None else {}
         name = f"{self.name}/{file.scale}/{label}"
         return Definition(name, label, overrides, space, file.sampler, file.pruner, file.seed)
 
-    def space_of(self, group: Part, gate: Part) -> Space:
+    def space_of(self, row: Row) -> Space:
         """Return the space that is searched for a row before its runs; {} if there is no search.
 
         What the scale fixes is not searched.
@@ -311,7 +323,7 @@ class Paper:
         if not self.scale.n_trials:
             return {}
         fixed = {key_of(override) for override in self.scale.fixed}
-        space = self.file.space | group.space | gate.space
+        space = self.file.space | row.group.space | row.method.space
         return {key: values for key, values in space.items() if key not in fixed}
 
 
@@ -327,58 +339,55 @@ def read(cfg: DictConfig, name: str, overrides: Sequence[str]) -> Paper:
         "best": None,
         "n_trials": 0,
         "hours": None,
-        "note": "one run of each group and each gate, of three batches: only to see that it works",
+        "note": "one run of each group and each method, of three batches: only to see that it works",
     }
     scales = {**file.scales, SMOKE: file.scales["laptop"].model_copy(update=small)}
     require(file.scale in scales, f"scale={file.scale}: {name} has {', '.join(scales)}")
     overrides = [*(THREE_BATCHES if file.scale == SMOKE else ()), *overrides]
     tables: Mapping[str, object] = {**file.groups, **file.tables}
     used: list[tuple[str, str, Mapping[str, object]]] = [("claims", claim.group, tables) for claim in file.claims]
-    used += [("claims", gate, file.gates) for claim in file.claims for gate in (claim.gate, *claim.than)]
+    used += [("claims", method, file.methods) for claim in file.claims for method in (claim.method, *claim.than)]
     used += [("published.values", group, tables) for group in file.published.values]
     used += [("tables", group, file.groups) for table in file.tables.values() for group, _ in table.columns.values()]
     used += [("tables", key, t.columns) for t in file.tables.values() for keys in t.means.values() for key in keys]
-    used += [("tables", gate, file.gates) for table in file.tables.values() for gate in table.gates]
-    used += [("groups", gate, file.gates) for group in file.groups.values() for gate in group.gates or ()]
-    used += [("published.values", gate, file.gates) for rows in file.published.values.values() for gate in rows]
-    used += [("figures", key, {**file.groups, **file.gates}) for figure in file.figures for key in figure.at]
-    used += [("pictures", gate, file.gates) for gates in file.pictures.values() for gate in gates]
-    used += [("baseline", file.baseline, file.gates)] if file.baseline else []
+    used += [("tables", method, file.methods) for table in file.tables.values() for method in table.methods]
+    used += [("groups", method, file.methods) for group in file.groups.values() for method in group.methods or ()]
+    used += [("published.values", method, file.methods) for rows in file.published.values.values() for method in rows]
+    used += [("figures", key, {**file.groups, **file.methods}) for figure in file.figures for key in figure.at]
+    used += [("pictures", method, file.methods) for methods in file.pictures.values() for method in methods]
+    used += [("baseline", file.baseline, file.methods)] if file.baseline else []
     for section, key, accepted in used:
         require(key in accepted, f"{section}: {key} is none of {', '.join(accepted)}")
     only = [name for name in (file.only or "").split(",") if name]
-    unknown = set(only) - {*file.groups, *file.gates}
-    have = f"the groups {', '.join(file.groups)}; gates {', '.join(file.gates)}"
+    unknown = set(only) - {*file.groups, *file.methods}
+    have = f"the groups {', '.join(file.groups)}; methods {', '.join(file.methods)}"
     require(not unknown, f"only={file.only}: {name} has {have}")
     scale = scales[file.scale]
     shared = [*file.fixed, *scale.fixed]
     groups = {
-        key: Part(key, name_of(key, part), [*shared, *(part.fixed or [])], part.space, gates=part.gates)
+        key: Part(key, name_of(key, part), [*shared, *(part.fixed or [])], part.space, methods=part.methods)
         for key, part in file.groups.items()
     }
-    gates = {
+    methods = {
         key: Part(key, name_of(key, part), overrides, part.space, part.limit)
-        for key, part in file.gates.items()
+        for key, part in file.methods.items()
         for overrides in [[f"gate={key}"] if part.fixed is None else part.fixed]
     }
-    rows = {
-        (group.key, gate.key): (group, gate)
-        for group in groups.values()
-        for gate in gates.values()
-        if group.gates is None or gate.key in group.gates
-    }
+    rows = [Row(group, method) for group in groups.values() for method in methods.values()]
+    rows_by_key = {row.key: row for row in rows if row.group.methods is None or row.method.key in row.group.methods}
     require((scale.seeds is None) != (scale.best is None), f"scales.{file.scale}: must have either seeds or best")
-    paper = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(overrides), rows)
-    unsearched = [gate.key for group, gate in paper.pairs() if scale.best and not paper.space_of(group, gate)]
+    paper = Paper(name, file, scale, _select(groups, only), _select(methods, only), list(overrides), rows_by_key)
+    require(bool(paper.rows()), f"only={file.only}: none of these groups has one of these methods")
+    unsearched = [row.method.key for row in paper.rows() if scale.best and not paper.space_of(row)]
     require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
     return paper.smoke_subset() if file.scale == SMOKE else paper
 
 
 def name_of(key: str, part: Entry) -> str:
-    """Return the name of a group or gate for the reader."""
-    return part.name or NAMES.get(key, key.replace("_", " "))
+    """Return the name of a group or method for the reader."""
+    return part.name or DISPLAY_NAMES.get(key, key.replace("_", " "))
 
 
-def _wanted(parts: Mapping[str, Part], only: Sequence[str]) -> list[Part]:
+def _select(parts: Mapping[str, Part], only: Sequence[str]) -> list[Part]:
     """Return the parts that ``only`` names, or all parts if it names none of them."""
     return [part for key, part in parts.items() if key in only] or list(parts.values())

@@ -45,19 +45,20 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
 
 
 def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str) -> dict[str, Points]:
-    """Return the points of each gate over groups, or of each group over gates."""
+    """Return the points of each method over groups, or of each group over methods."""
     lines: dict[str, Points] = {}
-    for group, gate in paper.pairs():
-        x, name = (figure.at[group.key], gate.name) if group.key in figure.at else (figure.at.get(gate.key), group.name)
+    for group, method in paper.rows():
+        of_group = group.key in figure.at
+        x, name = (figure.at[group.key], method.name) if of_group else (figure.at.get(method.key), group.name)
         if x is None or group.key not in groups:
             continue
-        values = summarise(list(groups[group.key].values(gate.name, column).values()))
+        values = summarise(list(groups[group.key].values(method.name, column).values()))
         if values.mean is not None:
             lines.setdefault(name, []).append((x, values.mean, values.sem or 0.0))
     return {name: sorted(line) for name, line in lines.items()}
 
 
 def _random(runs: Runs | None) -> float | None:
-    """Return the expected Jaccard index of random selections of as many experts as the runs' gates select."""
+    """Return the expected Jaccard index of random selections of as many experts as the runs' methods select."""
     recipe = config(Path(runs.table["run"][0])).get("recipe", {}) if runs else {}
     return random_jaccard(recipe["num_experts"], recipe["k"]) if {"num_experts", "k"} <= set(recipe) else None

@@ -19,16 +19,16 @@ from mtl.report.statistics import SEEDS, Value
 Row = dict[str, Value]  # by column, and by mean
 
 
-def joint_runs(joint: Joint, groups: Mapping[str, Runs], gates: Sequence[Part]) -> Runs | None:
-    """Return a table of runs with a row for each gate and seed that has a value; None if none has one."""
+def joint_runs(joint: Joint, groups: Mapping[str, Runs], methods: Sequence[Part]) -> Runs | None:
+    """Return a table of runs with a row for each method and seed that has a value; None if none has one."""
     rows: list[dict[str, Any]] = []
-    for gate in (gate for gate in gates if gate.key in joint.gates):
+    for method in (method for method in methods if method.key in joint.methods):
         values_by_column = {
-            name: groups[group].values(gate.name, column) if group in groups else {}
+            name: groups[group].values(method.name, column) if group in groups else {}
             for name, (group, column) in joint.columns.items()
         }
         for key in dict.fromkeys(key for values in values_by_column.values() for key in values):
-            row = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name}
+            row = {"run": "", "state": FINISHED, "reason": None, "setting": method.name}
             row |= dict(zip(SEEDS, key, strict=True))
             rows.append(row | _with_means(joint, {name: values.get(key) for name, values in values_by_column.items()}))
     if not rows:
@@ -42,10 +42,10 @@ def joint_runs(joint: Joint, groups: Mapping[str, Runs], gates: Sequence[Part]) 
     return Runs(table, "gate", {}, higher)
 
 
-def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Published) -> Section:
-    """Return the section on a joint table; ``theirs``: the published (mean, error) by the gate's key and the column."""
+def section_of_joint(joint: Joint, runs: Runs, methods: Sequence[Part], theirs: Published) -> Section:
+    """Return the section on a joint table; ``theirs``: the published (mean, sem) by the method's key and the column."""
     columns, have = [*joint.columns, *joint.means], set(runs.table["setting"])
-    published = {gate.name: theirs[gate.key] for gate in gates if gate.key in theirs and gate.name in have}
+    published = {method.name: theirs[method.key] for method in methods if method.key in theirs and method.name in have}
     settings = compare_settings(runs, columns=columns)
     if not joint.best:
         return Section(joint.name, "", settings, [settings.table(published)])
@@ -67,6 +67,6 @@ def _with_means(joint: Joint, row: Row) -> Row:
     return row | means
 
 
-def _best(runs: Runs, gate: str, column: str) -> Value:
-    values = [value for value in runs.values(gate, column).values() if value is not None]
+def _best(runs: Runs, method: str, column: str) -> Value:
+    values = [value for value in runs.values(method, column).values() if value is not None]
     return (max if runs.is_higher_better(column) else min)(values, default=None)

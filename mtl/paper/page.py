@@ -19,7 +19,7 @@ from mtl.checks import require
 from mtl.files.literals import markdown, plain
 from mtl.files.tables import Bold, Table, bullets
 from mtl.files.writing import write_bytes, write_text
-from mtl.paper.definition import Paper, Part, name_of
+from mtl.paper.definition import Key, Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.verdicts import ClaimStatus, Judgement, TrialValues, judge, judge_search
@@ -39,8 +39,7 @@ RULES = "rules.md"  # beside the pages of benchmarks/accuracy
 _DECISIVE = (ClaimStatus.CONTRADICTED, ClaimStatus.HOLDS, ClaimStatus.UNDECIDED)  # the order of the rows
 HEADER = ("claim", "verdict", "gain in our runs, % [95 % interval]")
 _PICTURE = re.compile(r"^!\[(.*)\]\(.*\)\n?", re.MULTILINE)
-# By group and gate: the overrides that a search chose, and the trial
-Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
+Chosen = Mapping[Key, tuple[list[str], int]]  # of each row, the overrides that a search chose, and the trial
 
 
 # What a CSV does not have, by title: sections on searches, and the pictures of the others
@@ -65,7 +64,7 @@ def write(
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
     else:
         groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
-    names, kept = {gate.key: gate.name for gate in paper.gates}, dict[str, Section]()
+    names, kept = {method.key: method.name for method in paper.methods}, dict[str, Section]()
     pictures = {stem: [names[key] for key in keys if key in names] for stem, keys in paper.file.pictures.items()}
     for group in paper.groups:
         if runs := groups.get(group.key):
@@ -178,7 +177,7 @@ def report_of(
     sections = [Section("Claims" if rows else "Remarks", tables=tables, notes=paper.file.remarks)]
     sections = sections if rows or paper.file.remarks else []
     for key, runs in joints.items():
-        sections.append(section_of_joint(paper.file.tables[key], runs, paper.gates, paper.published().get(key, {})))
+        sections.append(section_of_joint(paper.file.tables[key], runs, paper.methods, paper.published().get(key, {})))
     for group in paper.groups:
         if group.key in groups:
             figures = kept[group.name].figures if group.name in kept else ()
@@ -209,20 +208,20 @@ def groups_of(table: pl.DataFrame) -> dict[str, Runs]:
 
 def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
     """Return the runs of the joint tables that have any."""
-    tables = {key: joint_runs(joint, groups, paper.gates) for key, joint in paper.file.tables.items()}
+    tables = {key: joint_runs(joint, groups, paper.methods) for key, joint in paper.file.tables.items()}
     return {key: runs for key, runs in tables.items() if runs}
 
 
 def judged(
     paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials], stored: Mapping[str, Judgement]
 ) -> list[Judgement]:
-    """Return the judgement of each claim, also of those on groups and gates that have no runs.
+    """Return the judgement of each claim, also of those on groups and methods that have no runs.
 
     ``stored``: judgements, by the text of the claim, that count where runs and searches do not have the numbers.
     """
     judgements, columns = [], {column for runs in groups.values() for column in runs.table.columns}
     for claim in paper.file.claims:
-        names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
+        names = {key: name_of(key, paper.file.methods[key]) for key in (claim.method, *claim.than)}
         runs, trials = groups.get(claim.group), searches.get(claim.group)
         measured = trials if claim.times else {claim.column, claim.other or claim.column} <= columns
         if claim.text in stored and not measured:
@@ -233,7 +232,7 @@ def judged(
         else:
             values = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
             if runs and claim.other:
-                values[claim.other] = runs.values(names[claim.gate], claim.other)
+                values[claim.other] = runs.values(names[claim.method], claim.other)
             shares = {key: list(runs.values(name, BINARY).values()) for key, name in names.items()} if runs else {}
             judgements.append(judge(claim, values, names, shares, runs.overlap if runs else 0.0))
     return judgements
@@ -245,7 +244,7 @@ def runs_table(
     """Return the runs of all groups, with their paths below ``folder``; further arguments as for ``write``."""
     tables = []
     for key, runs in groups.items():
-        overrides = {gate.name: chosen[key, gate.key] for gate in paper.gates if (key, gate.key) in chosen}
+        overrides = {method.name: chosen[key, method.key] for method in paper.methods if (key, method.key) in chosen}
         texts = {
             name: f"{' '.join(trial_overrides)} (trial {number} of the search)"
             for name, (trial_overrides, number) in overrides.items()
@@ -267,18 +266,18 @@ def runs_table(
 def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | None:
     """Return the runs of a group that have begun; None if none has."""
     named: dict[Path, tuple[str, int | None]] = {}
-    for gate in paper.gates_of(group):
-        label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
+    for row in paper.rows_of(group):
+        label = paper.definition(row, *chosen[row.key]).label
         planned = {
-            run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)
+            run_folder(folder, label, n): (row.method.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)
         }
         named |= {path: name for path, name in planned.items() if path.exists()}
     return read_named_runs(named, "gate") if named else None
 
 
-def pairs_of(trials: Trials, gate: str, column: str) -> TrialValues:
-    """Return the validation value and the value of ``column`` of each finished trial of a gate."""
-    table = trials.runs.table.filter(setting=gate, state=FINISHED)
+def pairs_of(trials: Trials, method: str, column: str) -> TrialValues:
+    """Return the validation value and the value of ``column`` of each finished trial of a method."""
+    table = trials.runs.table.filter(setting=method, state=FINISHED)
     return table.select(trials.validation, column).rows() if column in table.columns else []
 
 
@@ -286,10 +285,12 @@ def section(paper: Paper, group: Part, runs: Runs) -> Section:
     """Return the section on one table."""
     theirs = paper.published().get(group.key, {})
     published: Published = {
-        gate.name: theirs[gate.key] for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]
+        method.name: theirs[method.key]
+        for method in paper.methods
+        if method.key in theirs and method.name in runs.table["setting"]
     }
-    measured = [gate for gate in paper.gates if any(runs.values(gate.name, FLOPS).values())]
-    baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
+    measured = [method for method in paper.methods if any(runs.values(method.name, FLOPS).values())]
+    baseline = next((method.name for method in measured if method.key == paper.file.baseline), None)
     columns, unit = (
         [name for name in paper.file.columns if name in runs.table.columns],
         "trials" if paper.scale.best else "seeds",
@@ -301,7 +302,7 @@ def section(paper: Paper, group: Part, runs: Runs) -> Section:
             ": ".join(row)
             for row in runs.table.select("setting", CHOSEN).unique(maintain_order=True).drop_nulls().rows()
         ]
-    planned, done = len(paper.gates_of(group)) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
+    planned, done = len(paper.rows_of(group)) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
     lines += [f"{done} of {planned} runs have been done so far."] if done < planned else []
     return replace(table_section, notes=[*table_section.notes, *lines])
 

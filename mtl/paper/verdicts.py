@@ -26,7 +26,7 @@ from mtl.report.statistics import (
 )
 from mtl.report.trials import both_known, budget, required_trials, resampled
 
-BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
+BINARY = 0.99  # the fraction of one-hot selectors from which on a method has selected experts
 RESAMPLES = 2000  # of the trials of a search
 MOST = 1000  # a larger number of seeds is not spelled out
 TrialValues = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
@@ -59,17 +59,17 @@ def judge(
 ) -> Judgement:
     """Judge ``claim`` by the finished runs.
 
-    ``values``: the values of the claim's column by the key of the gate and the run, and those of ``claim.other`` by its
-    name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors;
-    ``overlap``: as in ``summarise``.
+    ``values``: the values of the claim's column by the key of the method and the run, and those of ``claim.other`` by
+    its name; ``names``: of the methods; ``binary``: the fractions of binary selectors of those methods that have
+    selectors; ``overlap``: as in ``summarise``.
     """
-    gate_values = values.get(claim.gate, {})
+    method_values = values.get(claim.method, {})
     others = [*claim.than, *([claim.other] if claim.other else [])]
     if not others:
-        verdicts = [_bounded(claim, gate_values, overlap)]
+        verdicts = [_bounded(claim, method_values, overlap)]
     else:
         verdicts = [
-            _compared(claim, gate_values, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
+            _compared(claim, method_values, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
             for other in others
         ]
     order = list(ClaimStatus)
@@ -115,7 +115,7 @@ def _compared(claim: Claim, values: Values, others: Values, name: str, overlap: 
     delta, short = delta.scaled(sign), short.scaled(sign)
     missing = f" ({_counted(delta.undefined)} without a value)" if delta.undefined else ""
     reason = f"{_change(delta, theirs)} against {name}{missing}"
-    if by < 0:  # the claim is only that the gate is not worse than so
+    if by < 0:  # the claim is only that the method is not worse than so
         delta, reason = short, f"{reason}; {_change(short, theirs)} against {-by:.1%} worse"
     verdict = None
     if delta.verdict() == Verdict.WORSE:
@@ -126,7 +126,7 @@ def _compared(claim: Claim, values: Values, others: Values, name: str, overlap: 
         verdict = ClaimStatus.HOLDS
     if verdict is None:
         return ClaimStatus.UNDECIDED, f"{reason}; {required_seeds(delta.mean, delta.std, overlap)}"
-    # The runs that have a value are the better ones of their gate
+    # The runs that have a value are the better ones of their method
     biased = mine.undefined if verdict == ClaimStatus.HOLDS else theirs.undefined
     return ClaimStatus.UNDECIDED if biased else verdict, reason
 
@@ -136,8 +136,9 @@ def _change(delta: Difference, base: Summary) -> str:
     return replace(delta.scaled(100 / abs(base.mean) if base.mean else 1.0), undefined=0).text()
 
 
-def _few(*gates: Summary) -> ClaimStatus:
-    return ClaimStatus.UNDECIDED if all(summary.count + summary.undefined for summary in gates) else ClaimStatus.NOT_RUN
+def _few(*methods: Summary) -> ClaimStatus:
+    has_runs = all(summary.count + summary.undefined for summary in methods)
+    return ClaimStatus.UNDECIDED if has_runs else ClaimStatus.NOT_RUN
 
 
 def _text(value: Summary) -> str:
@@ -154,10 +155,10 @@ def _counted(runs: int) -> str:
 def judge_search(claim: Claim, trials: Mapping[str, TrialValues], names: Mapping[str, str], higher: bool) -> Judgement:
     """Judge a claim on the number of trials.
 
-    ``trials``: by the key of the gate; ``names``: of the gates; ``higher``: whether higher values are better.
+    ``trials``: by the key of the method; ``names``: of the methods; ``higher``: whether higher values are better.
     """
     verdicts = [
-        _compared_searches(claim.times or 1.0, trials.get(claim.gate, []), trials.get(key, []), names[key], higher)
+        _compared_searches(claim.times or 1.0, trials.get(claim.method, []), trials.get(key, []), names[key], higher)
         for key in claim.than
     ]
     order = list(ClaimStatus)

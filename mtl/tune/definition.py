@@ -39,8 +39,8 @@ class Searches(Work):
     pruner: dict[str, Any]
 
 
-class GateEntry(StrictModel):
-    """The entry of a gate in a study's file."""
+class MethodEntry(StrictModel):
+    """The entry of a method, such as a gate, in a study's file."""
 
     fixed: list[str] | None = None
     space: MaybeSpace
@@ -51,14 +51,14 @@ class Study(Searches):
 
     name: StudyName | None
     n_trials: LargeCount
-    gates: dict[str, GateEntry]
+    methods: dict[str, MethodEntry]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One study of Optuna: the trials of one gate.
+    """One study of Optuna: the trials of one method.
 
-    ``label``: the gate, or "" for a study without gates. ``overrides``: the options that all its trials share, as
+    ``label``: the method, or "" for a study without methods. ``overrides``: the options that all its trials share, as
     overrides of the command line of mtl train. ``sources``: the study whose run folder each placeholder in
     ``overrides`` stands for.
     """
@@ -88,30 +88,28 @@ class Definition:
         }
 
 
-def read(cfg: DictConfig, name: str, gates: Sequence[str], overrides: Sequence[str]) -> list[Definition]:
+def read(cfg: DictConfig, name: str, methods: Sequence[str], overrides: Sequence[str]) -> list[Definition]:
     """Return the studies that ``cfg``, the composed ``conf/tune.yaml``, asks for.
 
-    ``name``: the name of the study's file. ``gates``: the gates to search ([]: all of the file). ``overrides``: options
-    of mtl train, which replace those of the file. Raises InputError for an unknown gate or a wrong option.
+    ``name``: the name of the study's file. ``methods``: those to search ([]: all of the file). ``overrides``: options
+    of mtl train, which replace those of the file. Raises InputError for an unknown method or a wrong option.
     """
     study: Study = valid(Study, OmegaConf.to_container(cfg, resolve=True), "")
-    parts = study.gates
-    if not parts:
-        require(len(gates) < 2, f"gate={','.join(gates)}: study {name} has no section gates; give one gate")
-        parts, gates, overrides = (
-            {"": GateEntry(fixed=[], space={})},
-            [],
-            [*overrides, *(f"gate={gate}" for gate in gates)],
-        )
-    missing = [gate for gate in gates if gate not in parts]
-    require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(parts)}")
+    entries = study.methods
+    if not entries:
+        require(len(methods) < 2, f"gate={','.join(methods)}: study {name} has no section methods; give one gate")
+        overrides = [*overrides, *(f"gate={method}" for method in methods)]
+        entries, methods = {"": MethodEntry(fixed=[], space={})}, []
+    missing = [method for method in methods if method not in entries]
+    require(not missing, f"gate={','.join(missing)}: study {name} has the methods {', '.join(entries)}")
     title, definitions = study.name or name, []
-    for gate in gates or parts:
-        fixed, space = parts[gate].fixed, study.space | parts[gate].space
+    for method in methods or entries:
+        fixed, space = entries[method].fixed, study.space | entries[method].space
         check_unsearched(overrides, space, f"study {name}")
-        own_overrides = last_of_each([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *overrides])
-        label = f"{title}/{gate}" if gate else title
-        definitions.append(Definition(label, gate, own_overrides, space, study.sampler, study.pruner, study.seed))
+        fixed = [f"gate={method}"] if fixed is None else fixed
+        all_overrides = last_of_each([*study.fixed, *fixed, *overrides])
+        label = f"{title}/{method}" if method else title
+        definitions.append(Definition(label, method, all_overrides, space, study.sampler, study.pruner, study.seed))
     return definitions
 
 

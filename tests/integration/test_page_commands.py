@@ -164,7 +164,7 @@ def test_commands_of_mtl_reproduce(
     def smaller(*given: object) -> command.Paper:
         found = read(*given)
         scale = found.scale.model_copy(update={"seeds": 1, "n_trials": min(found.scale.n_trials, 1)})
-        return dataclasses.replace(found, scale=scale, groups=found.groups[:1], gates=found.gates[:2])
+        return dataclasses.replace(found, scale=scale, groups=found.groups[:1], methods=found.methods[:2])
 
     monkeypatch.setattr(command, "read", smaller)
     small = [*TINY, f"paths.data_dir={tiny_data}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtl.cli.run import run
-from mtl.paper.definition import Pair, Paper
+from mtl.paper.definition import Paper, Row
 from mtl.report.runs import read_named_runs
 from mtl.tune.launch import Launcher, run_folder
 from mtl.use.neurons import write_neuron_scores
@@ -30,13 +30,13 @@ NEEDS = {"routing_omniglot": SMALL_OMNIGLOT, **dict.fromkeys(("glue_experts", *C
 NEEDS["comet_bert"] = [*TINY_TEXT, "experts.width=24", "network.shared_neurons=16"]
 
 
-def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> set[str]:
+def columns_of(found: Paper, row: Row, folder: Path, small: Sequence[str]) -> set[str]:
     """Return the columns of a small run of a row, after those of the rows that it refers to."""
-    definition = found.definition(*pair, chosen=[])
+    definition = found.definition(row, chosen=[])
     path = run_folder(folder, definition.label, 0)
     if not path.exists():
-        sources = {text: "/".join(key) for text, key in found.sources(*pair).items()}
-        for key in dict.fromkeys(found.sources(*pair).values()):
+        sources = {text: "/".join(key) for text, key in found.references(row).items()}
+        for key in dict.fromkeys(found.references(row).values()):
             columns_of(found, found.rows_by_key[key], folder, small)
         words = Launcher([], folder).overrides(dataclasses.replace(definition, sources=sources), 0)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
@@ -56,15 +56,15 @@ def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_dat
     if name in CONTINUED:  # a vocabulary of its own would not fit the run that is continued
         save_encoder(tmp_path / "bert", "bert")  # its configuration says what the vocabulary is for
         small += [f"data.tokenizer={save_vocabulary(tmp_path / 'bert')}"]
-    needed: dict[tuple[str, str], set[str]] = {}  # by group and gate, a group for each of the gate's columns
+    needed: dict[tuple[str, str], set[str]] = {}  # by group and method, a group for each of the method's columns
     own = [claim for claim in found.file.claims if claim.group not in found.file.tables]
-    for (key, column), group in {(claim.gate, claim.column): claim.group for claim in own}.items():
+    for (key, column), group in {(claim.method, claim.column): claim.group for claim in own}.items():
         needed.setdefault((group, key), set()).add(column)
     for table in found.file.tables.values():
         for column, group in {column: group for group, column in table.columns.values()}.items():
-            needed.setdefault((group, table.gates[-1]), set()).add(column)
+            needed.setdefault((group, table.methods[-1]), set()).add(column)
     wanted, known = set(found.file.columns) - {"test/delta_m"}, set[str]()  # that one comes from several runs
-    others = {group.key: (group.key, gate.key) for group, gate in found.pairs()}.values()
+    others = {row.group.key: row.key for row in found.rows()}.values()
     for pair in [*needed, *others]:  # a column may be of groups without claims
         if pair in needed or not wanted <= known:
             have = columns_of(found, found.rows_by_key[pair], tmp_path, small)

@@ -119,7 +119,7 @@ def test_commands_of_studies_are_accepted() -> None:
         assert set(special) <= {"gate", "show", "data"}
         with own_hydra():
             cfg = compose("tune", study)
-        assert set(special.get("gate", "").split(",")) <= {"", *cfg.gates}
+        assert set(special.get("gate", "").split(",")) <= {"", *cfg.methods}
 
 
 def test_study_of_the_page_is_read(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_study_of_the_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "study" / "narrow.yaml").write_text(text.replace("data=visits", "data=table"))
     with own_hydra():
         cfg = compose("tune", ["study=narrow", f"hydra.searchpath=[file://{tmp_path}]"])
-    found = definition.read(cfg, "narrow", list(cfg.gates), [])
+    found = definition.read(cfg, "narrow", list(cfg.methods), [])
     assert [each.label for each in found] == ["softmax", "comet"]
     for each in found:
         run = composed(each.overrides)
@@ -143,7 +143,7 @@ def test_commands_of_papers_are_accepted() -> None:
         with own_hydra():
             name, cfg, others, _ = reproduce.configuration(command)
         assert not others, others
-        assert read(cfg, name, others).pairs()
+        assert read(cfg, name, others).rows()
 
 
 def test_commands_of_mtl_share_are_accepted() -> None:

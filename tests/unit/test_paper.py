@@ -51,33 +51,33 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
         found = paper(path.stem, scale=scale)
         assert all((found.file.title, found.file.source, found.scale.note))
         assert all(found.stages())
-        pairs = found.pairs()
-        assert len({found.definition(*pair, chosen=[]).name for pair in pairs}) == len(pairs)
-        for group, gate in pairs if every else pairs[-1:]:
-            searched = bool(found.space_of(group, gate))
-            own = found.definition(group, gate, chosen=None if searched else [])  # a search has the words of the runs
+        rows = found.rows()
+        assert len({found.definition(row, chosen=[]).name for row in rows}) == len(rows)
+        for row in rows if every else rows[-1:]:
+            searched = bool(found.space_of(row))
+            own = found.definition(row, chosen=None if searched else [])  # a search has the words of the runs
             values = {key: end(d, first=False) for key, d in distributions(own.space).items()}
             assert accepted([*own.overrides, *write_overrides(values)]).monitor.startswith("val/")
-    assert found.count == len(pairs)  # one run of each at the last scale
+    assert found.count == len(rows)  # one run of each at the last scale
 
 
 @pytest.mark.parametrize(("name", "most"), [("mt_tag", 19), ("networks", 11), ("dselect_k_static", 4)])
-def test_smoke_has_each_group_each_gate_and_what_they_continue(name: str, most: int) -> None:
+def test_smoke_has_each_group_each_method_and_what_they_continue(name: str, most: int) -> None:
     found, whole = paper(name, scale="smoke"), paper(name, scale="laptop")
-    keys = {(group.key, gate.key) for group, gate in found.pairs()}
+    keys = {row.key for row in found.rows()}
     for place in (0, 1):
-        assert {key[place] for key in keys} == {pair[place].key for pair in whole.pairs()}
+        assert {key[place] for key in keys} == {row.key[place] for row in whole.rows()}
     assert len(keys) == found.count == most
-    referred = [set(found.sources(*pair).values()) for pair in found.pairs()]
+    referred = [set(found.references(row).values()) for row in found.rows()]
     assert all(sources <= keys for sources in referred)
     assert any(referred) == (name == "mt_tag")
 
 
 def test_runs_and_their_words() -> None:
     found = paper("comet_movielens", scale="laptop", only="alpha_09,hash,comet", options=["data.max_rows=3000"])
-    assert [(group.key, gate.key) for group, gate in found.pairs()] == [("alpha_09", "hash"), ("alpha_09", "comet")]
-    group, comet = found.pairs()[1]
-    search, runs = found.definition(group, comet, None), found.definition(group, comet, ["gate.gamma=5"], 7)
+    assert [row.key for row in found.rows()] == [("alpha_09", "hash"), ("alpha_09", "comet")]
+    row = found.rows()[1]
+    search, runs = found.definition(row, None), found.definition(row, ["gate.gamma=5"], 7)
     assert search.name == "comet_movielens/laptop/alpha_09/comet/search"
     assert runs.name == "comet_movielens/laptop/alpha_09/comet/trial_7"
     assert runs.label == "alpha_09/comet/trial_7"
@@ -96,7 +96,7 @@ def test_numbers_of_runs_and_those_of_three_batches() -> None:
     assert counts == {"smoke": 4, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
     assert paper("comet_digits", scale="paper").count == 6 * 500  # the rows are the best of them
     found = paper("comet_movielens", scale="smoke", options=["trainer.limit_train_batches=2"])
-    words = found.definition(*found.pairs()[0], chosen=[]).overrides
+    words = found.definition(found.rows()[0], chosen=[]).overrides
     assert {"trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_test_batches=3"} <= {*words}
 
 
@@ -104,14 +104,14 @@ def test_what_a_scale_fixes_is_not_searched() -> None:
     spaces = {}
     for scale in ("paper", "laptop"):
         found = paper("dselect_k_static", scale=scale)
-        spaces[scale] = set(found.space_of(*found.pairs()[0]))
+        spaces[scale] = set(found.space_of(found.rows()[0]))
     assert spaces["laptop"] == {"gate.gamma", "gate.entropy_weight"}
     assert spaces["paper"] - spaces["laptop"] == {"optimizer.lr", "recipe.max_epochs"}
 
 
 def test_a_claim_is_repeated_for_its_groups_and_columns() -> None:
     claims = {claim.text: claim for claim in paper("networks", scale="laptop").file.claims}
-    same = {"column": "test/loss", "gate": "cgc_softmax", "than": ["mmoe_softmax"]}
+    same = {"column": "test/loss", "method": "cgc_softmax", "than": ["mmoe_softmax"]}
     for group, name in {"movielens": "MovieLens", "visits": "example table"}.items():
         claim = claims[f"CGC has a smaller loss than MMoE, {name}."]
         assert claim.model_dump(exclude_defaults=True) == {"text": claim.text, "group": group} | same
@@ -127,9 +127,9 @@ WRONG: list[tuple[list[str], list[str], str | None, str]] = [
     ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
     (["+scales.laptop.runs=3"], [], None, "scales.laptop.runs: no such option"),
     (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
-    (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: no is none of 16_tasks, "),
+    (["+claims=[{text: x, group: no, column: y, method: comet}]"], [], None, "claims: no is none of 16_tasks, "),
     (
-        ["+claims=[{text: x, groups: [16_tasks], column: y, gate: comet}]"],
+        ["+claims=[{text: x, groups: [16_tasks], column: y, method: comet}]"],
         [],
         None,
         "groups of a claim must be as {GROUP: WORDS}",
@@ -144,8 +144,13 @@ def test_a_wrong_option_is_one_message(own: Any, options: Any, only: Any, messag
         definitions(paper("dselect_k_static", *own, options=options, only=only))
 
 
+def test_groups_and_methods_that_have_no_row_in_common_are_one_message() -> None:
+    with pytest.raises(InputError, match="only=cglue,single: none of these groups has one of these methods"):
+        paper("mt_tag", only="cglue,single")
+
+
 def definitions(found: Paper) -> list[Definition]:
-    return [found.definition(*pair, chosen=None) for pair in found.pairs()]
+    return [found.definition(row, chosen=None) for row in found.rows()]
 
 
 @pytest.mark.slow
@@ -156,10 +161,12 @@ def test_networks_are_compared_at_equal_numbers_of_parameters() -> None:
     inputs["visits"] = {**{str(column): Categorical(9) for column in range(4)}, "age": Numeric(1)}
     for group in found.groups:
         counts = {}
-        for gate in found.gates:
-            cfg = composed(found.definition(group, gate, chosen=[]).overrides)
+        for row in found.rows_of(group):
+            cfg = composed(found.definition(row, chosen=[]).overrides)
             network = build_network(cfg, DataSpec(inputs[group.key], tasks))
-            counts[gate.key] = sum(p.numel() for name, p in network.named_parameters() if "embeddings" not in name)
+            counts[row.method.key] = sum(
+                p.numel() for name, p in network.named_parameters() if "embeddings" not in name
+            )
         assert max(counts.values()) <= 1.05 * min(counts.values()), counts
 
 

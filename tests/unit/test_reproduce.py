@@ -45,7 +45,7 @@ FILE = {
     "source": "Somebody",
     "fixed": ["data=y"],
     "groups": {"first": {"name": "first group", "fixed": ["data.rows=1"]}, "second": {}},
-    "gates": {
+    "methods": {
         "a": {"name": "gate <a>", "space": {"x": [1, 2, 5]}},
         "b": {"space": {"x": [3, 4, 9]}},
         "c": {"fixed": ["gate=a", "x=4"]},
@@ -57,8 +57,8 @@ FILE = {
     "columns": ["test/loss", "test/mean_mse", "test/flops_selected"],
     "published": {"values": {"first": {"a": {"test/loss": [10.0, 0.5]}}}, "units": {"test/loss": 100}},
     "claims": [
-        {"text": "a beats c.", "group": "first", "column": "test/loss", "gate": "a", "than": ["c"], "by": 0.9},
-        {"text": "c beats a.", "group": "first", "column": "test/mean_mse", "gate": "c", "than": ["a"]},
+        {"text": "a beats c.", "group": "first", "column": "test/loss", "method": "a", "than": ["c"], "by": 0.9},
+        {"text": "c beats a.", "group": "first", "column": "test/mean_mse", "method": "c", "than": ["a"]},
     ],
     "remarks": ["More runs of c would settle it.", "Its start is unknown."],
 }
@@ -134,8 +134,8 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
 def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     """Losses |x - 2| and |x - 3| plus at most 0.002: the best two are x = 1, 2 and x = 3, 4; nothing is run again."""
     scales = {"laptop": {"best": 2, "n_trials": 3, "note": "the best 2 of 3 trials"}}
-    gates = {key: FILE["gates"][key] for key in "ab"}
-    shortened: dict[str, Any] = {"scales": scales, "gates": gates, "baseline": "a", "claims": []}
+    methods = {key: FILE["methods"][key] for key in "ab"}
+    shortened: dict[str, Any] = {"scales": scales, "methods": methods, "baseline": "a", "claims": []}
     reproduce(tmp_path, only="first", **shortened)
     assert len((tmp_path / "words.txt").read_text().splitlines()) == 6
     folder = tmp_path / "paper" / "mine" / "laptop"
@@ -173,9 +173,9 @@ def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
 
 def test_search_prefers_trials_within_the_limit(tmp_path: Path) -> None:
     for name, limit, chosen in (("low", 2.3, "5"), ("none", 0, "2")):
-        gates = {"a": {"space": {"x": [2, 5, 9]}, "limit": {"test/distance": limit}}}
+        methods = {"a": {"space": {"x": [2, 5, 9]}, "limit": {"test/distance": limit}}}
         (tmp_path / name).mkdir()
-        reproduce(tmp_path / name, only="first", gates=gates, claims=[], published={}, baseline=None)
+        reproduce(tmp_path / name, only="first", methods=methods, claims=[], published={}, baseline=None)
         told = [json.loads(line) for line in (tmp_path / name / "words.txt").read_text().splitlines()]
         assert {words["x"] for words in told if words["data.rows"] == "1"} == {chosen}
 
@@ -206,22 +206,22 @@ START = "start='{one}/last'"
 JOINT: dict[str, Any] = {
     "groups": {
         "two": {"fixed": [START, "x=2"], "space": {"y": [1, 2]}},
-        "three": {"fixed": [START, "x=3"], "gates": ["a", "c"]},
-        "one": {"fixed": ["x=1"], "gates": ["a", "b"], "space": {"y": [1, 2]}},
+        "three": {"fixed": [START, "x=3"], "methods": ["a", "c"]},
+        "one": {"fixed": ["x=1"], "methods": ["a", "b"], "space": {"y": [1, 2]}},
     },
-    "gates": {"a": {}, "b": {}, "c": {"fixed": ["gate=a", "start='{one/b}/last'"]}},
+    "methods": {"a": {}, "b": {}, "c": {"fixed": ["gate=a", "start='{one/b}/last'"]}},
     "tables": {
         "both": {
             "name": "Both",
             "columns": {"II": ["two", "test/loss"], "III": ["three", "test/loss"]},
             "means": {"mean": ["II", "III"]},
-            "gates": ["a", "c"],
+            "methods": ["a", "c"],
             "best": True,
         }
     },
     "scales": {"laptop": {"seeds": 3, "note": "x"}},
     "published": {"values": {"both": {"a": {"II": 10, "mean": 60}}}, "units": {"II": 100, "mean": 100}},
-    "claims": [{"text": "a equals c.", "group": "both", "column": "mean", "gate": "a", "than": ["c"]}],
+    "claims": [{"text": "a equals c.", "group": "both", "column": "mean", "method": "a", "than": ["c"]}],
     "baseline": None,
     "remarks": [],
 }
@@ -251,7 +251,7 @@ def test_rows_continue_the_runs_of_other_rows(tmp_path: Path) -> None:
 
 def test_trials_of_a_search_continue_the_first_run_of_the_chosen_options(tmp_path: Path) -> None:
     scales = {"laptop": {"seeds": 2, "n_trials": 2, "note": "x"}}
-    reproduce(tmp_path, only="two,a", **JOINT | {"scales": scales, "gates": {"a": {}, "b": {}, "c": {}}})
+    reproduce(tmp_path, only="two,a", **JOINT | {"scales": scales, "methods": {"a": {}, "b": {}, "c": {}}})
     stages = [run["start"].split("/one/a/")[1].strip("'") for run in words_told(tmp_path) if run["x"] == "2"]
     assert [run["x"] for run in words_told(tmp_path)] == list("11112222")
     assert {stage.split("/")[0] for stage in stages} <= {"trial_0", "trial_1"}  # of the search of the first stage
@@ -272,7 +272,7 @@ def test_a_joint_table_has_means_best_runs_and_claims(tmp_path: Path) -> None:
     assert "## Both" not in (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
 
 
-SEARCH = {"text": "Fewer *trials*.", "group": "first", "column": "test/loss", "gate": "a", "than": ["b"], "times": 2}
+SEARCH = {"text": "Fewer *trials*.", "group": "first", "column": "test/loss", "method": "a", "than": ["b"], "times": 2}
 BEST: dict[str, Any] = {
     "scales": {"laptop": {"best": 2, "n_trials": 3, "note": "x"}},
     "claims": [SEARCH],
@@ -281,7 +281,7 @@ BEST: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "changes", [JOINT, BEST | {"gates": {key: FILE["gates"][key] for key in "ab"}, "baseline": "a"}]
+    "changes", [JOINT, BEST | {"methods": {key: FILE["methods"][key] for key in "ab"}, "baseline": "a"}]
 )
 def test_a_page_is_drawn_again_from_its_csv_with_what_it_says_of_searches(changes: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
@@ -295,9 +295,12 @@ def test_a_page_is_drawn_again_from_its_csv_with_what_it_says_of_searches(change
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gates": {"a": {}, "b": {}, "c": {"fixed": ["start='{none}/x'"]}}}, "mine has no gate c in a group none"),
-        ({"gates": {"a": {"fixed": ["start='{two}/x'"]}, "b": {}, "c": {}}}, "two/a refers to itself"),
-        ({"tables": {"t": JOINT["tables"]["both"] | {"gates": ["d"]}}}, "tables: d is none of a, b, c"),
+        ({"methods": {"a": {}, "b": {}, "c": {"fixed": ["start='{none}/x'"]}}}, "mine has no method c in a group none"),
+        (
+            {"methods": JOINT["methods"] | {"a": {"fixed": ["start='{two}/x'"]}}},
+            "two/a -> two/a: refers to itself",
+        ),
+        ({"tables": {"t": JOINT["tables"]["both"] | {"methods": ["d"]}}}, "tables: d is none of a, b, c"),
         ({"tables": {"t": JOINT["tables"]["both"] | {"means": {"m": ["IV"]}}}}, "tables: IV is none of II, III"),
         ({"scales": {"laptop": {"best": 1, "n_trials": 2, "note": "x"}}}, "rows that refer to others need seeds"),
     ],

@@ -205,8 +205,8 @@ def config(**changes: Any) -> Any:
     assert isinstance(options, dict)
     del options["defaults"]
     own = {"fixed": ["data=x", "recipe.k=2"], "space": {"optimizer.lr": [1, 2]}, "sampler": {}, "pruner": {}}
-    gates = {"topk": {}, "topk+": {"fixed": ["gate=topk", "permutation=sinkhorn"], "space": {"gate.k": [1]}}}
-    return OmegaConf.create(options | own | {"gates": gates} | changes)
+    methods = {"topk": {}, "topk+": {"fixed": ["gate=topk", "permutation=sinkhorn"], "space": {"gate.k": [1]}}}
+    return OmegaConf.create(options | own | {"methods": methods} | changes)
 
 
 def test_runs_of_a_study_cannot_share_a_folder() -> None:
@@ -214,7 +214,7 @@ def test_runs_of_a_study_cannot_share_a_folder() -> None:
         split_overrides(["n_trials=2", "paths.run_dir=x"], ["n_trials"])
 
 
-def test_each_gate_has_its_own_options_and_the_command_line_replaces_them() -> None:
+def test_each_method_has_its_own_options_and_the_command_line_replaces_them() -> None:
     one, two = definition.read(config(), "s", [], ["recipe.k=3", "data.rows=[1]"])
     assert (one.name, two.name, two.label) == ("s/topk", "s/topk+", "topk+")
     assert one.overrides == ["data=x", "recipe.k=3", "gate=topk", "data.rows=[1]"]
@@ -222,23 +222,23 @@ def test_each_gate_has_its_own_options_and_the_command_line_replaces_them() -> N
     assert (one.space, two.space) == ({"optimizer.lr": [1, 2]}, {"optimizer.lr": [1, 2], "gate.k": [1]})
     [only] = definition.read(config(name="mine"), "s", ["topk+"], [])
     assert only.name == "mine/topk+"
-    [plain] = definition.read(config(gates={}), "s", ["comet"], [])
+    [plain] = definition.read(config(methods={}), "s", ["comet"], [])
     assert (plain.name, plain.label, plain.overrides[-1]) == ("s", "", "gate=comet")
 
 
 @pytest.mark.parametrize(
-    ("changes", "gates", "words", "message"),
+    ("changes", "methods", "words", "message"),
     [
-        ({}, ["comet"], [], "gate=comet: study s has the gates topk, topk+"),
+        ({}, ["comet"], [], "gate=comet: study s has the methods topk, topk+"),
         ({"heartbeat": 0}, [], [], "heartbeat=0"),
         ({"name": "a/b"}, [], [], "name=a/b"),
         ({}, [], ["optimizer.lr=1"], "optimizer.lr=1: study s searches this option"),
-        ({"gates": {}}, ["a", "b"], [], "gate=a,b: study s has no section gates"),
+        ({"methods": {}}, ["a", "b"], [], "gate=a,b: study s has no section methods"),
     ],
 )
-def test_a_wrong_option_is_one_message(changes: Any, gates: Any, words: Any, message: str) -> None:
+def test_a_wrong_option_is_one_message(changes: Any, methods: Any, words: Any, message: str) -> None:
     with pytest.raises(InputError, match=message.replace("+", r"\+")):
-        definition.read(config(**changes), "s", gates, words)
+        definition.read(config(**changes), "s", methods, words)
 
 
 def test_a_run_is_stopped_when_the_worker_dies() -> None:

@@ -21,11 +21,11 @@ NAMES = {"a": "A", "b": "B", "c": "C"}
 
 
 def verdict(values: dict[str, list[float | None]], paired: bool = True, **claim: Any) -> tuple[ClaimStatus, str]:
-    """Judge a claim on the gate a; unpaired gates have no seed in common."""
+    """Judge a claim on the method a; unpaired methods have no seed in common."""
     than = claim.pop("than", ["b"])
     starts = range(0, 10_000 * len(values), 10_000) if not paired else [0] * len(values)
     by_seed = {key: dict(enumerate(row, start)) for (key, row), start in zip(values.items(), starts, strict=True)}
-    found = judge(Claim(text="t", group="g", column="c", gate="a", than=than, **claim), by_seed, NAMES)
+    found = judge(Claim(text="t", group="g", column="c", method="a", than=than, **claim), by_seed, NAMES)
     return found.verdict, found.reason
 
 
@@ -131,7 +131,7 @@ def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: Claim
 
 
 def test_selections_of_soft_selectors_are_undecided() -> None:
-    claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], binary=True)
+    claim = Claim(text="t", group="g", column="c", method="a", than=["b"], binary=True)
     values = {"a": dict(enumerate(LOW)), "b": dict(enumerate(HIGH))}
     for share, expected in ((0.53, UNDECIDED), (0.995, HOLDS)):
         found = judge(claim, values, NAMES, {"a": [share, share], "b": []})  # b has no selectors
@@ -167,7 +167,7 @@ def test_rules_on_simulated_runs(paired: bool) -> None:
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_the_rules_state_the_error_on_skewed_values_against_constant_ones(seeds: int) -> None:
-    random, claim = np.random.default_rng(0), Claim(text="t", group="g", column="c", gate="a", than=["b"])
+    random, claim = np.random.default_rng(0), Claim(text="t", group="g", column="c", method="a", than=["b"])
     wrong = 0
     for _ in range(3000):  # both gates have the same mean, so that "contradicted" is wrong
         skewed = random.lognormal(-0.5, 1.0, seeds)
@@ -192,7 +192,7 @@ def test_the_rules_state_the_numbers_that_count() -> None:
 
 def test_the_number_of_trials_by_hand() -> None:
     """The gate a finds in its first trial what b finds in 4: of b's trials, only one is as good."""
-    claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], times=3, higher=True)
+    claim = Claim(text="t", group="g", column="c", method="a", than=["b"], times=3, higher=True)
     trials = {"a": [(1.0, 7.0)] * 4, "b": [(1.0, 7.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]}
     found = judge_search(claim, trials, NAMES, True)
     assert found.verdict == HOLDS
