@@ -22,10 +22,10 @@ import torch
 from share_pairs import PROBLEM
 
 from mtl.analysis.conflicts import matrix, read_table
-from mtl.cli.compose import CONF
-from mtl.cli.run import run
-from mtl.cli.study import first_run
+from mtl.config.check import checked_run
+from mtl.config.compose import CONF
 from mtl.overrides import quote_path
+from mtl.pipeline.run import run
 
 PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 JOINT = (
@@ -37,7 +37,7 @@ JOINT = (
 def measured(folder: Path, overrides: Sequence[str]) -> pl.DataFrame:
     """Train all tasks of a problem together in ``folder``; return norms, cosines and affinities by step."""
     if not (folder / "results.json").exists():
-        cfg: Any = first_run([*JOINT, *PROBLEM, *overrides, f"paths.run_dir={quote_path(folder)}"])
+        cfg: Any = checked_run([*JOINT, *PROBLEM, *overrides, f"paths.run_dir={quote_path(folder)}"])
         cfg.paths.run_dir = str(folder)
         with contextlib.redirect_stdout(io.StringIO()):
             run(cfg)

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mtl.cli import memory  # mtl comes first: it sets what torch and Lightning read when they are imported
+from mtl.pipeline import memory  # mtl comes first: it sets what torch and Lightning read when they are imported
 
 # isort: split
 import torch

@@ -22,14 +22,13 @@ import polars as pl
 from common import ROOT
 
 from mtl.checks import InputError, require
-from mtl.cli.compose import CONF, opened
-from mtl.cli.main import main
 from mtl.cli.reproduce import configuration
-from mtl.cli.study import first_run
+from mtl.config.check import checked_run
+from mtl.config.compose import CONF, opened
 from mtl.files.records import RESULTS
 from mtl.paper.definition import Paper, Row, read
 from mtl.runs.trial import FITTED
-from mtl.tune.process import SERVER, start
+from mtl.tune.process import MAIN, SERVER, start
 
 SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 
@@ -42,7 +41,7 @@ def timed(paper: Paper, row: Row, folder: Path, epochs: int = 1) -> tuple[float,
     began = time.perf_counter()
     with ours, contextlib.suppress(EOFError):  # it has failed
         with theirs:
-            run = start(main, words, folder.with_suffix(".txt"), theirs)
+            run = start(MAIN.main, words, folder.with_suffix(".txt"), theirs)
         while ours.recv() != FITTED:
             ours.send(False)  # as a worker that does not prune it
     run.join()
@@ -55,7 +54,7 @@ def timed(paper: Paper, row: Row, folder: Path, epochs: int = 1) -> tuple[float,
 
 def most_epochs(words: list[str]) -> float:
     """Return the number of epochs that a run may have."""
-    cfg = first_run(words)
+    cfg = checked_run(words)
     require(cfg.trainer.max_epochs is not None, "the length of this run is given in steps")
     return float(cfg.trainer.max_epochs)
 

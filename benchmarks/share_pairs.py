@@ -19,13 +19,13 @@ import hydra
 import torch
 from optuna.trial import Trial
 
-from mtl.cli.compose import CONF
-from mtl.cli.run import run
 from mtl.cli.share import OWN
-from mtl.cli.study import first_run, split_overrides
+from mtl.config.check import checked_run
+from mtl.config.compose import CONF, split_overrides
 from mtl.files.records import RESULTS, read_json
 from mtl.files.writing import write_json
 from mtl.overrides import quote_path
+from mtl.pipeline.run import run
 from mtl.sharing.command import share
 from mtl.sharing.page import write
 from mtl.tune.launch import Launch, run_folder
@@ -48,7 +48,7 @@ def in_process(folder: Path) -> Launch:
         if not (own / RESULTS).exists():
             shutil.rmtree(own, ignore_errors=True)
             words = [*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"]
-            cfg = first_run([*words, f"paths.run_dir={quote_path(own)}"])
+            cfg = checked_run([*words, f"paths.run_dir={quote_path(own)}"])
             cfg.paths.run_dir = str(own)
             run(cfg)
             choices = {name: str(value) for name, value in cfg.choices.items()}
@@ -64,7 +64,7 @@ def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
     given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}"]
     own, given = split_overrides([*own, *given, *words], OWN)
     with contextlib.redirect_stdout(io.StringIO()):
-        content = write(share(hydra.compose("share", own), given, first_run, in_process), [*own, *given])
+        content = write(share(hydra.compose("share", own), given, in_process), [*own, *given])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}
     true = [[f"{pair}_0", f"{pair}_1"] for pair in sorted(pairs)]
     shares = sum(line.startswith(f"{task}: better") for task, line in content["answers"].items())

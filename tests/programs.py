@@ -21,7 +21,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mtl.cli import resolvers, train
+from mtl.cli import train
+from mtl.config import resolvers
 from mtl.runs.trial import TrialEnd
 from mtl.tune import process
 from tests.conftest import ROOT

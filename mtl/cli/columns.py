@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mtl.cli.compose import CONF
 from mtl.cli.errors import one_line_errors
+from mtl.config.compose import CONF
 from mtl.files.cloud import path_of
 from mtl.runs.commands import program
 from mtl.runs.console import ConsoleHandler

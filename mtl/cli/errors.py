@@ -15,27 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 from mtl.checks import InputError, causes, first_line
 from mtl.runs.signals import Stopped
 
-# Error messages of torch.distributed when another process is gone: of gloo, its store, NCCL
-_PEER = (
-    "Broken pipe",
-    "Connection closed by peer",
-    "Connection refused",
-    "Connection reset by peer",
-    "NCCL communicator was aborted",
-    "Socket Timeout",
-    "Timed out waiting",
-    "failed to recv, got 0 bytes",
-    "ncclRemoteError",
-)
 _MEMORY = ("not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc")
 LONGEST = 500  # characters of a file name that a message repeats
 _FULL = "Set HYDRA_FULL_ERROR=1 to see where"
-
-
-def is_lost_peer(error: BaseException) -> bool:
-    """Return whether ``error`` says that another process of the run is gone."""
-    kinds = (RuntimeError, ConnectionError)
-    return any(isinstance(e, kinds) and any(text in str(e) for text in _PEER) for e in causes(error))
 
 
 @contextmanager

@@ -15,9 +15,9 @@ import hydra
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
-from mtl.cli.compose import CONF
 from mtl.cli.help import described
-from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_overrides, start
+from mtl.cli.study import check_names, start
+from mtl.config.compose import CONF, own_options, split_overrides
 from mtl.overrides import key_of
 from mtl.paper.definition import SMOKE, read
 from mtl.tune.process import prepare
@@ -76,7 +76,7 @@ def run(overrides: Sequence[str]) -> None:
             prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without
 
-    reproduce(cfg, name, others, first_run, PROGRAM, command_overrides)
+    reproduce(cfg, name, others, command_overrides)
 
 
 main = partial(start, "reproduce.yaml", __doc__ or "", run)

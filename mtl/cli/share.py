@@ -15,7 +15,8 @@ from typing import Any
 
 import hydra
 
-from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_overrides, start
+from mtl.cli.study import check_names, start
+from mtl.config.compose import own_options, split_overrides
 from mtl.tune.process import prepare
 
 OWN = own_options("share.yaml")
@@ -30,9 +31,8 @@ def run(overrides: Sequence[str]) -> dict[str, Any]:
         prepare()
     from mtl.sharing.command import share  # imports slow packages, as runs do
     from mtl.sharing.page import write
-    from mtl.tune.launch import Launcher
 
-    return write(share(cfg, others, first_run, partial(Launcher, PROGRAM)), overrides)
+    return write(share(cfg, others), overrides)
 
 
 main = partial(start, "share.yaml", __doc__ or "", run)

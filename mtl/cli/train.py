@@ -20,11 +20,12 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from mtl.cli import errors, resolvers
-from mtl.cli.compose import CONF, choices_of, composed, installed_data, opened, recorded
-from mtl.cli.explain import explain
+from mtl.cli import errors
 from mtl.cli.help import print_help
 from mtl.cli.line import read_line
+from mtl.config import resolvers
+from mtl.config.compose import CONF, choices_of, composed, installed_data, opened, recorded
+from mtl.config.explain import explain
 from mtl.overrides import key_of, value_of
 from mtl.runs import commands
 from mtl.runs.caller import Caller
@@ -127,12 +128,11 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
-    from mtl.cli.folder import lock_run_folder, unlock_run_folder
-    from mtl.cli.run import run
-    from mtl.config.check import check
     from mtl.config.resume import is_portable, resumed_config
     from mtl.files.records import CHECKPOINTS, COMMAND, CONFIG, read_json
     from mtl.files.writing import write_json
+    from mtl.pipeline.folder import lock_run_folder, unlock_run_folder
+    from mtl.pipeline.run import run
     from mtl.report.runs import finished_results
     from mtl.runs.console import protect_streams
 
@@ -165,7 +165,6 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
         starts = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(starts) < 2, f"{' and '.join(starts)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
-            check(cfg, overrides)
             return run(recorded(cfg, hydra_cfg, overrides), caller=caller)
         checkpoint = source.checkpoint
         if checkpoint is None:
@@ -174,7 +173,6 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
         trust = [*(cfg.trust or []), *classes_in(caller.line.folders())]
         cfg = resumed_config(checkpoint, overrides, composed, trust, evaluate)
         cfg.ckpt = ckpt
-        check(cfg, overrides)
         return run(cfg, caller=caller, checkpoint=checkpoint)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs

@@ -14,8 +14,8 @@ import hydra
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli.compose import CONF
-from mtl.cli.study import PROGRAM, check_names, first_run, own_options, split_overrides, start
+from mtl.cli.study import check_names, start
+from mtl.config.compose import CONF, own_options, split_overrides
 from mtl.overrides import key_of
 from mtl.tune.definition import read
 from mtl.tune.process import prepare
@@ -40,7 +40,7 @@ def run(overrides: Sequence[str]) -> None:
         prepare()
     from mtl.tune.command import tune  # imports slow packages, as runs do
 
-    tune(cfg, name, gates, others, special.get("show"), first_run, PROGRAM)
+    tune(cfg, name, gates, others, special.get("show"))
 
 
 main = partial(start, "tune.yaml", __doc__ or "", run)

@@ -23,6 +23,9 @@ from torch import nn
 
 from mtl.checks import InputError, first_line, format_value, in_one_line, join_names, require, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
+from mtl.config.compose import composed
+from mtl.config.explain import explained
+from mtl.config.patterns import with_columns
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import Positive, UnbuiltObject, adapter, options_of, sentences
 from mtl.overrides import key_of
@@ -48,6 +51,16 @@ def check(cfg: DictConfig, overrides: Sequence[str] = ()) -> None:
         problems.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
     if problems:
         raise InputError(in_one_line([*problems.values()]))
+
+
+def checked_run(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of a run of ``overrides``, with every value checked."""
+    with explained(overrides):
+        cfg = composed(overrides)
+    cfg.run_name, cfg.paths.run_dir = "trial", "."
+    check(cfg)
+    with_columns(cfg)
+    return cfg
 
 
 class _Check:

@@ -1,9 +1,9 @@
-"""The command ``mtl reproduce``, without composing configurations, for which the caller passes a function."""
+"""The command ``mtl reproduce``: the runs of a table of a paper, and its report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
-from mtl.config.resume import Composer
 from mtl.files.records import RESULTS
 from mtl.paper.definition import Paper, Part, Row, read
 from mtl.paper.page import redraw_page, write
@@ -34,18 +33,10 @@ WITHOUT_EFFECT = (
 NEURON_SCORES = "network.neuron_scores="  # the option whose file is computed from the dense run in the same folder
 
 
-def reproduce(
-    cfg: DictConfig,
-    name: str,
-    options: Sequence[str],
-    compose: Composer,
-    program: Callable[[], object],
-    command_overrides: Sequence[str] = (),
-) -> None:
+def reproduce(cfg: DictConfig, name: str, options: Sequence[str], command_overrides: Sequence[str] = ()) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
     ``name``: the name of the file in ``conf/paper``. ``options``: options of mtl train for all runs.
-    ``compose(overrides)`` returns the checked configuration of a run. ``program``: see ``Launcher``.
     ``command_overrides``: the other overrides of the command line, whose values are in ``cfg``; the report names the
     overrides that change the file's runs.
     """
@@ -57,12 +48,12 @@ def reproduce(
     for group in with_progress_bar(groups, "checking options"):
         rows = [row for stage in stages for row in stage if row.group.key == group]
         searches = [paper.definition(row, chosen=None) for row in rows if paper.space_of(row)]
-        firsts[group] = checked([*searches, *(paper.definition(row, chosen=[]) for row in rows)], compose)[0]
+        firsts[group] = checked([*searches, *(paper.definition(row, chosen=[]) for row in rows)])[0]
     first = next(iter(firsts.values()))
     folder = Path(first.paths.output_dir) / "paper" / name / paper.file.scale
     with working(cfg, folder, cfg.show) as storage:
         if not cfg.show:
-            worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
+            worker = _Worker(paper, storage, Launcher(folder), cfg, firsts)
             steps = [
                 (rows, search)
                 for stage in stages

@@ -22,12 +22,9 @@ from mtl.callbacks.epoch_bar import EpochBar
 from mtl.checkpoints.files import Checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import classes_in
 from mtl.checks import InputError, first_line, format_value, require
-from mtl.cli import resolvers
-from mtl.cli.compose import CONF, composed, opened
-from mtl.cli.explain import explain
-from mtl.cli.folder import lock_run_folder, unlock_run_folder
-from mtl.cli.run import run
-from mtl.config.check import check
+from mtl.config import resolvers
+from mtl.config.compose import CONF, composed, opened
+from mtl.config.explain import explain
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.files.literals import escape_interpolation
 from mtl.files.records import COMMAND, read_json
@@ -35,6 +32,8 @@ from mtl.files.writing import write_json
 from mtl.options import FilePath
 from mtl.options import valid as checked
 from mtl.overrides import to_plain, write_override
+from mtl.pipeline.folder import lock_run_folder, unlock_run_folder
+from mtl.pipeline.run import run
 from mtl.python.keywords import options_of, with_options
 from mtl.runs.caller import PythonCaller
 from mtl.runs.signals import Stopped
@@ -128,7 +127,6 @@ def fit(
         ending.enter_context(_undisturbed(caller))
         lock = lock_run_folder(run_folder, checkpoint is not None, caller)
         ending.callback(unlock_run_folder, run_folder, lock, delete_empty=lasting is not None)
-        check(cfg)
         if checkpoint is None:
             choices = OmegaConf.to_container(cfg.choices)
             record = {"overrides": list(cfg.overrides), "choices": choices, "seed": cfg.seed, "rows": digests}

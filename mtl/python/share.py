@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hydra
 import polars as pl
 from omegaconf import OmegaConf
 
 from mtl.checks import require
-from mtl.cli.compose import CONF
-from mtl.cli.share import OWN, run
+from mtl.config.compose import CONF, own_options, split_overrides
 from mtl.files.cloud import path_of
 from mtl.files.literals import escape_interpolation
 from mtl.files.writing import write_text, writing
@@ -20,8 +20,11 @@ from mtl.options import FilePath, valid
 from mtl.overrides import quote_text, to_plain, write_override
 from mtl.python.fit import Rows, is_path, own_hydra
 from mtl.python.keywords import options_of, with_options
+from mtl.tune.process import prepare
 from mtl.tune.space import derived_seed
 from mtl.use.frames import to_polars
+
+OWN = own_options("share.yaml")
 
 
 def share(
@@ -67,10 +70,14 @@ def share(
     odd = {option: values[option] for option, text in overrides.items() if text is None}  # no override can hold these
     names = f"not possible with these names in {', '.join(odd)}; give its options in options="
     require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")
+    texts = [text for text in overrides.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else [])
+    share_overrides, run_overrides = split_overrides(texts, OWN)
+    prepare()
+    from mtl.sharing.command import share as find_sharing  # slow, and it needs Optuna, which is an extra
+    from mtl.sharing.page import write
+
     with own_hydra():
-        return run(
-            [text for text in overrides.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else [])
-        )
+        return write(find_sharing(hydra.compose("share", share_overrides), run_overrides), texts)
 
 
 def _as_file(values: Mapping[str, Any], folder: Path) -> list[str]:

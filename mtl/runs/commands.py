@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mtl.overrides import key_of, quote_path, remove_list
 
+RUN_FOLDER = {"paths.run_dir", "hydra.run.dir"}  # options that say where one run writes
+
 
 @dataclass(frozen=True)
 class CommandLine:

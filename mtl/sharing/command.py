@@ -1,4 +1,4 @@
-"""The command ``mtl share``, without composing configurations, for which the caller passes a function."""
+"""The command ``mtl share``: its runs, and what they show."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from optuna.trial import TrialState
 
 from mtl.checks import require
 from mtl.config import build
-from mtl.config.resume import Composer
+from mtl.config.check import checked_run
 from mtl.options import valid
 from mtl.overrides import key_of
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition
 from mtl.sharing.studies import Comparison, Setting, ShareOptions
 from mtl.tune.command import checked, run_trials, working
-from mtl.tune.launch import Launch
+from mtl.tune.launch import Launch, Launcher
 from mtl.tune.queue import study_of
 
 MIN_SEEDS = 3  # with fewer, Student's t test finds next to nothing
 
 
 def share(
-    cfg: DictConfig, run_overrides: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]
+    cfg: DictConfig, run_overrides: Sequence[str], launcher: Callable[[Path], Launch] | None = None
 ) -> Comparison:
     """Do the runs that ``cfg``, the composed ``conf/share.yaml``, asks for and that are missing; return what they show.
 
-    ``run_overrides``: options of mtl train for all runs. ``compose(overrides)`` returns the checked configuration of a
-    run. ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
+    ``run_overrides``: options of mtl train for all runs. ``launcher(folder)`` returns what does the runs, in folders
+    below ``folder``; by default processes of their own do them.
     """
     options: ShareOptions = valid(ShareOptions, OmegaConf.to_container(cfg, resolve=True), "")
-    first = compose(run_overrides)
+    first = checked_run(run_overrides)
     data: Any = build.build_data(first)
     data.prepare_data()
     data.setup()
@@ -46,8 +46,8 @@ def share(
     own_splits = data.random_split and not any(key_of(override) == "data.seed" for override in run_overrides)
     comparison = Comparison(options, folder, tasks, run_overrides, bool(first.task_batches), own_splits)
     base = list(comparison.settings.values())
-    monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
-    launch = launcher(folder)
+    monitor = str(checked([setting.definition for setting in base])[0].monitor)
+    launch = (launcher or Launcher)(folder)
 
     def run(settings: Sequence[Setting], seeds: int, later: int | None = 0) -> None:
         if not options.show:

@@ -1,8 +1,8 @@
-"""The command ``mtl tune``, without composing configurations, for which the caller passes a function."""
+"""The command ``mtl tune``: its trials, and the tables of the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from mtl.checks import InputError, require
-from mtl.config.resume import Composer
+from mtl.config.check import checked_run
 from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.runs.commands import run_command
@@ -35,30 +35,21 @@ STATES |= {TrialState.RUNNING: "running", TrialState.WAITING: "waiting"}
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
 
 
-def tune(
-    cfg: DictConfig,
-    name: str,
-    gates: Sequence[str],
-    options: Sequence[str],
-    show: str | None,
-    compose: Composer,
-    program: Callable[[], object],
-) -> None:
+def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str], show: str | None) -> None:
     """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
 
     ``name``: the name of the study's file. ``gates``, ``options``: as in ``definition.read``. ``show``: only print the
-    "best" trials, or the trial with this number. ``compose(overrides)`` returns the checked configuration of a run.
-    ``program``: see ``Launcher``.
+    "best" trials, or the trial with this number.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     searches = definitions.read(cfg, name, gates, options)
     title = searches[0].name.partition("/")[0]
-    runs = [compose([*searches[0].overrides, *_some_parameters(searches[0])])] if show else checked(searches, compose)
+    runs = checked(searches[:1] if show else searches)
     folder = Path(runs[0].paths.output_dir) / "studies" / title
     with working(cfg, folder, show) as storage:
         if show is None:
             pairs = [(search, str(runs[0].monitor)) for search in searches]
-            run_trials(pairs, cfg.n_trials, cfg, storage, Launcher(program, folder))
+            run_trials(pairs, cfg.n_trials, cfg, storage, Launcher(folder))
         studies = [study for search in searches if (study := study_of(search.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
@@ -104,9 +95,9 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def checked(studies: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
+def checked(studies: Sequence[definitions.Definition]) -> list[DictConfig]:
     """Return the configuration of a first trial of each study, to find wrong options before any trial runs."""
-    runs = [compose([*definition.overrides, *_some_parameters(definition)]) for definition in studies]
+    runs = [checked_run([*definition.overrides, *_some_parameters(definition)]) for definition in studies]
     monitors = {str(run.monitor) for run in runs}
     if len(monitors) > 1:
         raise InputError(f"the gates have different metrics to monitor: {', '.join(sorted(monitors))}")

@@ -20,7 +20,7 @@ from mtl.report.runs import finished_results
 from mtl.runs.signals import SIGNALS
 from mtl.runs.trial import FITTED
 from mtl.tune.definition import Definition
-from mtl.tune.process import LOST, SERVER, start
+from mtl.tune.process import LOST, MAIN, SERVER, start
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import write_overrides
 
@@ -40,8 +40,8 @@ def run_folder(folder: Path, label: str, number: int) -> Path:
 class Launcher:
     """Run trials in folders below ``folder``; ``program`` does ``mtl train``, see ``start``, and can be pickled."""
 
-    program: Callable[..., object]
     folder: Path
+    program: Callable[..., object] = MAIN.main
 
     def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
         """Run ``trial`` to its end, from its last checkpoint if it has one, and return how it ended.

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtl.cli.run import run
 from mtl.config import build
 from mtl.files.records import RESULTS
+from mtl.pipeline.run import run
 from mtl.training.measurements import Measurements
 from mtl.types import Batch
 from tests.integration.helpers import compose_small

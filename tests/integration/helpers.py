@@ -15,11 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checkpoints.files import read, read_to_resume
-from mtl.cli import compose
 from mtl.cli.help import groups
-from mtl.cli.run import run
+from mtl.config import compose
 from mtl.config.check import check
 from mtl.config.resume import is_portable, resumed_config
+from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from tests.config_files import keep_files
 from tests.conftest import ROOT

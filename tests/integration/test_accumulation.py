@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
-from mtl.cli.run import run
+from mtl.pipeline.run import run
 from mtl.training.schedules import lr_factor_at
 from tests.integration.helpers import compose_small, resume_small
 from tests.stopping import assert_same, course, go_on, interrupted, slow, watched

@@ -14,8 +14,8 @@ from mtl.data_modules.task_batches import TasksDataModule
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.config import build
+from mtl.pipeline.run import run
 from mtl.training.weighting import shared_parameters
 from tests.conftest import ROOT
 from tests.integration import helpers

@@ -11,7 +11,7 @@ from pytorch_lightning import Callback
 from torch import Tensor
 
 from mtl.checkpoints.files import read
-from mtl.cli.run import run
+from mtl.pipeline.run import run
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_accumulation import rows
 from tests.integration.test_run import losses as results

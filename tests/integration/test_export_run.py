@@ -10,9 +10,9 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.cli.run import run
 from mtl.cli.use import export as main
 from mtl.cli.use import prune as pruned_by
+from mtl.pipeline.run import run
 from mtl.use import program
 from tests.disks import largest_file
 from tests.integration.helpers import compose_small, train_table

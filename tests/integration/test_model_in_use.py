@@ -18,10 +18,10 @@ import mtl
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.cli import use
-from mtl.cli.run import run
 from mtl.config import build
 from mtl.files import formatting
 from mtl.files.records import read_json
+from mtl.pipeline.run import run
 from mtl.use import predict
 from tests.conftest import ROOT
 from tests.disks import largest_file

@@ -17,8 +17,8 @@ from mtl.callbacks.early_stopping import EarlyStop
 
 from mtl.checkpoints.files import read
 from mtl.cli.report import main
-from mtl.cli.run import run
 from mtl.config import build
+from mtl.pipeline.run import run
 from mtl.types import Batch
 from tests.integration.helpers import NARROW, compose_small
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mtl.cli.run import run
 from mtl.paper.definition import Paper, Row
+from mtl.pipeline.run import run
 from mtl.report.runs import read_named_runs
 from mtl.tune.launch import Launcher, run_folder
 from mtl.use.neurons import write_neuron_scores
@@ -38,7 +38,7 @@ def columns_of(found: Paper, row: Row, folder: Path, small: Sequence[str]) -> se
         sources = {text: "/".join(key) for text, key in found.references(row).items()}
         for key in dict.fromkeys(found.references(row).values()):
             columns_of(found, found.rows_by_key[key], folder, small)
-        words = Launcher([], folder).overrides(dataclasses.replace(definition, sources=sources), 0)
+        words = Launcher(folder).overrides(dataclasses.replace(definition, sources=sources), 0)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
         cfg = narrow(compose_small(path, *words, *small))
         if file := cfg.network.get("neuron_scores"):

@@ -12,8 +12,8 @@ import torch
 from mtl.data_modules.table import TableDataModule
 
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.files.records import PREDICTIONS
+from mtl.pipeline.run import run
 from mtl.runs.predictions_file import METADATA, read_predictions
 from mtl.training.measurements import Measurements, is_routing
 from mtl.training.metrics import value_of

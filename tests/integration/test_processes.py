@@ -21,9 +21,10 @@ from polars.testing import assert_frame_equal
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mtl.checkpoints.files import read
-from mtl.cli import resolvers, train
-from mtl.cli.run import _with_others
+from mtl.cli import train
+from mtl.config import resolvers
 from mtl.distributed import destroy_process_group, warn_if_waiting
+from mtl.pipeline.peers import lost_peers_reported
 from mtl.runs import signals
 from mtl.runs.signals import StopSignals
 from mtl.training.measurements import Measurements
@@ -262,7 +263,7 @@ def wait_for_each_other() -> None:
     signals.PATIENCE = 0.5
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[2])))
     stop_signals = StopSignals()
-    with stop_signals.listening(), stop_signals.watching(), _with_others("resume", "x"):
+    with stop_signals.listening(), stop_signals.watching(), lost_peers_reported("resume", "x"):
         stop_signals.training_starts("x")
         Path(f"{sys.argv[1]}_{dist.get_rank()}").touch()
         dist.recv(torch.zeros(1), 1 - dist.get_rank())

@@ -14,7 +14,7 @@ from mtl.data_modules.tables.example import visits
 
 import mtl
 from mtl.cli import columns, report, use
-from mtl.cli.run import run
+from mtl.pipeline.run import run
 from mtl.use.serve import Predictor
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small

@@ -17,8 +17,8 @@ from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.files.records import read_json
+from mtl.pipeline.run import run
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW, SMALL, compose_small, resume_small
 from tests.programs import Forked

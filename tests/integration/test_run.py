@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
-from mtl.cli.run import run
+from mtl.pipeline.run import run
 from mtl.report.runs import read_runs
 from mtl.training.module import MultiTaskModule
 from mtl.training.schedules import SHAPES

@@ -15,8 +15,8 @@ import mtl
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
 from mtl.checkpoints.parts import checksum_of, read_shards
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.config.build import build_trainer, check_options
+from mtl.pipeline.run import run
 from tests.conftest import ROOT
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import NARROW, SMALL, compose_small, composed

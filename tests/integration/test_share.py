@@ -21,13 +21,12 @@ import mtl
 from mtl.analysis.conflicts import as_table
 from mtl.checks import InputError
 from mtl.cli import share
-from mtl.cli.run import run
 from mtl.files.records import RESULTS, read_json
 from mtl.files.writing import write_json
+from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from mtl.report.runs import read_runs
 from mtl.sharing import command, page
-from mtl.tune import launch
 from mtl.tune.launch import Launch, run_folder
 from mtl.tune.queue import Outcome, Queue
 from tests.conftest import ROOT
@@ -76,7 +75,7 @@ def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
     with own_hydra():
         given = [*SMALL, f"paths.output_dir={tmp_path}"]
         words = [*OWN, *own]
-        return page.write(command.share(hydra.compose("share", words), given, accepted, at_once), [*words, *given])
+        return page.write(command.share(hydra.compose("share", words), given, at_once), [*words, *given])
 
 
 def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +123,7 @@ def test_mistakes_are_one_message(tmp_path: Path) -> None:
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "Launcher", lambda program, folder: in_process(folder))
+    monkeypatch.setattr(command, "Launcher", in_process)
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "a": (x > 8).cast(int), "b": x * 2.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}
@@ -143,7 +142,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_names_of_tasks_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "Launcher", lambda program, folder: in_process(folder))
+    monkeypatch.setattr(command, "Launcher", in_process)
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "é": (x > 8).cast(int), "a=b": x * 2.0, "c, d": x * 1.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}

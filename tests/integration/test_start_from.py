@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checkpoints.start import grouped, start_from
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.cli.train import Source, start
 from mtl.config import build
 from mtl.gates import FixedGate
+from mtl.pipeline.run import run
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
 from tests.integration.helpers import compose_small, resume_small

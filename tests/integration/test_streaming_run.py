@@ -14,7 +14,7 @@ import pytest
 import mtl
 from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checks import InputError
-from mtl.cli.run import run
+from mtl.pipeline.run import run
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW, resume_small
 from tests.integration.test_processes import BASE, course, ended, fork, one_equals_two, result, same

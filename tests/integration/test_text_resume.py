@@ -16,9 +16,9 @@ from mtl.data_modules.texts import vocabulary
 from mtl.data_modules.texts.rows import Texts
 
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.cli.use import neurons
 from mtl.config import build
+from mtl.pipeline.run import run
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
 from tests.stopping import assert_same, go_on, interrupted

@@ -15,8 +15,9 @@ from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
-from mtl.cli import resolvers, train
-from mtl.cli.run import run
+from mtl.cli import train
+from mtl.config import resolvers
+from mtl.pipeline.run import run
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import SMALL, compose_small
 from tests.integration.test_processes import TWO, result, weights

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.config.resume import NAMES, config_to_load, is_portable
 from mtl.files.records import flatten
+from mtl.pipeline.run import run
 from mtl.use.prune import prune_run
 from mtl.use.trained import load
 from tests.integration.helpers import compose_small, resume_small

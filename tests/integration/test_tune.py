@@ -17,8 +17,8 @@ import optuna
 import pytest
 
 from mtl.cli import tune
-from mtl.cli.run import run
 from mtl.files.records import read_json
+from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from mtl.runs.caller import Caller
 from mtl.runs.trial import FITTED, TrialEnd

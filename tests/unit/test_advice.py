@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mtl.checkpoints.files import read
-from mtl.cli import run as run_module
 from mtl.cli.report import main as report
-from mtl.cli.run import run
 from mtl.cli.use import predict
+from mtl.pipeline import finish
+from mtl.pipeline.advice import advice, skill_score
+from mtl.pipeline.run import run
 from mtl.report.against import compare_with_baselines
-from mtl.runs.advice import advice, skill_score
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
 from mtl.training.measurements import Measurements
@@ -87,7 +87,7 @@ def test_printed_commands_work_as_they_are(
     tasks = ["data.tasks.clicked={kind: binary}", "data.tasks.plan={kind: multiclass}", "data.ignore=[minutes]"]
     words = ["data=table", f"data.path='{tmp_path}/my rows.csv'", *tasks, *sizes, "gate=topk", "trainer.max_epochs=2"]
     seen: list[Any] = []
-    monkeypatch.setattr(run_module, "advice", lambda record, progress: seen.append(progress) or ["Advice."])
+    monkeypatch.setattr(finish, "advice", lambda record, progress: seen.append(progress) or ["Advice."])
     run(compose_small(tmp_path / "my run", *words), caller=Caller(CommandLine(arguments=words, overrides=words)))
     kept = read(tmp_path / "my run" / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["progress"]
     assert seen == [kept]  # not that of the best epoch, which is tested

@@ -17,8 +17,8 @@ from torch import Tensor
 import mtl
 from mtl import table_models
 from mtl.checkpoints.files import read
-from mtl.cli.run import run
 from mtl.files.records import read_json
+from mtl.pipeline.run import run
 from mtl.table_models import choose_model
 from mtl.table_models.base import Constant, TableModel, split_outputs
 from mtl.table_models.linear import Linear

@@ -22,10 +22,10 @@ from torch import nn
 import mtl
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.cli.use import predict as predict_command
 from mtl.files.records import read_json
 from mtl.nn.calibration import Calibration
+from mtl.pipeline.run import run
 from mtl.predictions import in_units, interval
 from mtl.runs.predictions_file import read_predictions
 from mtl.training.calibrating import conformal_scores, fit_calibration, isotonic, platt, temperature

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.config.teacher import read_teacher
 from mtl.gates import TopKGate
 from mtl.networks.transformer import Transformer
+from mtl.pipeline.run import run
 from mtl.runs.signals import Stopped
 from mtl.training.distillation import Distillation, prediction_losses
 from mtl.training.module import MultiTaskModule

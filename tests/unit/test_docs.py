@@ -15,7 +15,7 @@ import mtl
 from mtl.cli import reproduce, share, tune
 from mtl.cli.line import read_line
 from mtl.cli.main import COMMANDS
-from mtl.cli.study import split_overrides
+from mtl.config.compose import split_overrides
 from mtl.options import valid
 from mtl.paper.definition import read
 from mtl.python.fit import own_hydra

@@ -10,12 +10,12 @@ from scipy.special import expit, softmax
 
 import mtl
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.experts.dense import StackedDense
 from mtl.networks.baselines import SharedBottom
 from mtl.networks.bottom import build_bottom
 from mtl.networks.ensemble import Ensemble, mean_prediction
 from mtl.networks.heads import Heads
+from mtl.pipeline.run import run
 from mtl.predictions import spread
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec

@@ -27,14 +27,14 @@ from sklearn.model_selection import GridSearchCV
 
 import mtl
 from mtl.checks import InputError
-from mtl.cli import memory
 from mtl.cli.report import main as report
-from mtl.cli.run import run
 from mtl.cli.train import read_start
 from mtl.cli.use import explain as explain_command
 from mtl.cli.use import importance as importance_command
 from mtl.files.records import read_json
 from mtl.overrides import quote_path
+from mtl.pipeline import memory
+from mtl.pipeline.run import run
 from mtl.runs.signals import Stopped
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small

@@ -33,10 +33,11 @@ ROWS = [
     {"analysis", "runs", "table_models"},
     {"callbacks", "report"},
     {"config"},
-    {"tune", "use"},
+    {"use"},
+    {"pipeline"},
+    {"tune"},
     {"paper", "sharing"},
-    {"cli"},
-    {"python"},
+    {"cli", "python"},
     {"__main__"},
 ]
 # Inside data_modules, files read and fetch, tables and texts build on them, the data sets on all
@@ -136,7 +137,9 @@ def test_every_name_exists() -> None:
 def test_a_name_that_is_not_there_is_found(tmp_path: Path) -> None:
     script = tmp_path / "benchmarks" / "script.py"
     script.parent.mkdir()
-    script.write_text('from mtl.files.records import RESULTS, NOTHING\nPRELOADED = ["mtl.cli.run", "mtl.cli.ran"]\n')
+    script.write_text(
+        'from mtl.files.records import RESULTS, NOTHING\nPRELOADED = ["mtl.pipeline.run", "mtl.cli.ran"]\n'
+    )
     assert unresolved(script) == ["mtl.cli.ran", "mtl.files.records.NOTHING"]
 
 

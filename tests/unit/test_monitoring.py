@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from mtl.checkpoints.files import CheckpointIO
 from mtl.checks import InputError
-from mtl.cli.run import HARMLESS_WARNINGS
+from mtl.pipeline.run import HARMLESS_WARNINGS
 from mtl.runs.signals import SIGNALS, Stopped
 from mtl.training.module import MultiTaskModule
 from mtl.types import TaskSpec

@@ -19,10 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from typing_extensions import TypedDict
 
 from mtl.checks import InputError, format_value
-from mtl.cli import resolvers
-from mtl.cli.explain import explain
-from mtl.config import build
+from mtl.config import build, resolvers
 from mtl.config.check import check, find, options
+from mtl.config.explain import explain
 from mtl.files.literals import escape_interpolation, unescape_interpolation
 from mtl.options import Address, Count, FilePath, Fraction, Positive, TaskName, adapter, fits, valid
 from mtl.python.fit import own_hydra

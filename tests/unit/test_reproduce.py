@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from mtl.checks import InputError
 from mtl.paper import command
+from mtl.tune.launch import Launcher
 from tests.conftest import ROOT
 from tests.programs import run_file
 
@@ -71,7 +72,10 @@ def reproduce(tmp_path: Path, words: Sequence[str] = (), own: Sequence[str] = ()
     }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
     first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
-    command.reproduce(cfg, "mine", words, lambda words: first, partial(run_file, tmp_path / "program.py"), own)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mtl.tune.command.checked_run", lambda words: first)
+        patch.setattr(command, "Launcher", partial(Launcher, program=partial(run_file, tmp_path / "program.py")))
+        command.reproduce(cfg, "mine", words, own)
 
 
 def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

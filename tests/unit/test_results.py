@@ -14,11 +14,11 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from mtl.cli.compose import CONF
-from mtl.cli.run import SOFTWARE
-from mtl.cli.run import run as train
 from mtl.cli.sweep import SweepTable
+from mtl.config.compose import CONF
 from mtl.files.records import flatten, read_json
+from mtl.pipeline.run import SOFTWARE
+from mtl.pipeline.run import run as train
 from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
 from tests.integration.helpers import compose_small, composed

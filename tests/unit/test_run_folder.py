@@ -16,11 +16,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import mtl
 from mtl.checks import InputError
-from mtl.cli import memory, resolvers
-from mtl.cli.errors import explain, is_lost_peer
-from mtl.cli.folder import lock_run_folder, unlock_run_folder
+from mtl.cli.errors import explain
+from mtl.config import resolvers
 from mtl.config.resume import is_portable
 from mtl.files.records import checked_file
+from mtl.pipeline import memory
+from mtl.pipeline.folder import lock_run_folder, unlock_run_folder
+from mtl.pipeline.peers import is_lost_peer
 from mtl.runs import commands
 from mtl.runs.caller import Caller
 from mtl.runs.console import FaultTolerantStream
@@ -152,7 +154,7 @@ def test_freed_memory_is_kept_and_without_glibc_nothing_happens(
     """In processes of their own, since it cannot be taken back: how often the system had to clear a page."""
     program = """
 import resource, sys, torch
-from mtl.cli.memory import keep_freed_memory
+from mtl.pipeline.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for number in range(60):

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from mtl.checks import InputError
-from mtl.cli.run import run
 from mtl.experts.dense import StackedDense
 from mtl.networks.baselines import Grouped, SharedBottom
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
+from mtl.pipeline.run import run
 from mtl.report.runs import Runs
 from mtl.report.statistics import Difference, difference, required_runs, with_delta
 from mtl.sharing import grouping

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 import mtl
-from mtl.cli.run import run
 from mtl.cli.use import predict
+from mtl.pipeline.run import run
 from mtl.use.serve import Predictor
 from tests.integration.helpers import compose_small, resume_small, train_table
 from tests.unit.test_fit import visits

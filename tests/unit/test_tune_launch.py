@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli.study import split_overrides
+from mtl.config.compose import split_overrides
 from mtl.files.records import LOCK
 from mtl.runs.trial import TrialEnd
 from mtl.tune import definition, space
@@ -60,7 +60,7 @@ def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher
     definition = replace(SIMPLE, overrides=["data=x", "data.data_dir=mine", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", n_trials=1, heartbeat=0.3, retries=2)
-    return queue, Launcher(partial(run_file, tmp_path / "program.py"), tmp_path / "runs")
+    return queue, Launcher(tmp_path / "runs", partial(run_file, tmp_path / "program.py"))
 
 
 def words_of(tmp_path: Path) -> list[dict[str, str]]:

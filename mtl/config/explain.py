@@ -6,8 +6,8 @@ Imports nothing slow, so that a mistyped option is answered at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hydra import compose
@@ -16,8 +16,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.checks import causes, format_value, suggestion
-from mtl.cli.compose import opened
+from mtl.checks import InputError, causes, format_value, suggestion
+from mtl.config.compose import opened
 from mtl.files.records import flatten
 from mtl.overrides import key_of
 
@@ -51,6 +51,18 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
         named = any(key_of(override) in sentence for override in overrides)
         return sentence if named or not overrides else f"{', '.join(map(format_value, overrides))}: {sentence}"
     return None
+
+
+@contextmanager
+def explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Raise InputError if one of ``overrides`` sets an option, or makes a choice, that does not exist."""
+    try:
+        yield
+    except Exception as error:
+        sentence = explain(error, overrides)
+        if sentence is None:
+            raise
+        raise InputError(sentence) from error
 
 
 def _nearest(key: str, overrides: Sequence[str]) -> str:

@@ -12,12 +12,16 @@ from typing import Any
 import hydra
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mtl.cli import resolvers
+from mtl.checks import InputError
+from mtl.config import resolvers
+from mtl.overrides import key_of
+from mtl.runs.commands import RUN_FOLDER
 
 resolvers.register()
 CONF = Path(str(files("mtl.conf")))
+BOTH = "hydra.searchpath"  # option of a study and of its runs: folders of further YAML files
 
 
 @contextmanager
@@ -48,6 +52,22 @@ def recorded(cfg: DictConfig, hydra_cfg: DictConfig, overrides: Sequence[str]) -
         cfg.overrides = [override for override in overrides if is_portable(override)]
         cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))
     return cfg
+
+
+def own_options(file: str, *others: str) -> list[str]:
+    """Return the options of a study in ``conf/FILE``, without its sections ``others``."""
+    return [str(name) for name in OmegaConf.load(CONF / file) if name not in ("defaults", *others)]
+
+
+def split_overrides(overrides: Sequence[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that set ``options``, and those for runs. The last one of an option counts."""
+    overrides_by_key = {
+        ("~" if override.startswith("~") else "") + key_of(override): override for override in overrides
+    }  # ~x and +x=1 are two
+    for key in RUN_FOLDER & overrides_by_key.keys():
+        raise InputError(f"{overrides_by_key[key]}: each run has a folder of its own; leave this option out")
+    ours = [override for key, override in overrides_by_key.items() if key.split(".")[0] in options or key == BOTH]
+    return ours, [override for key, override in overrides_by_key.items() if key == BOTH or override not in ours]
 
 
 def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str, str | list[str] | None]:

@@ -1,0 +1,89 @@
+"""Write the results of a run, print its table, and say what can be done next."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytorch_lightning as pl
+from omegaconf import DictConfig
+
+from mtl.config.resume import places_of
+from mtl.files.records import PREDICTIONS, RESULTS
+from mtl.files.writing import write_json
+from mtl.loggers.base import run_loggers
+from mtl.pipeline.advice import advice
+from mtl.pipeline.ending import next_commands
+from mtl.pipeline.run import SOFTWARE, Fitted
+from mtl.report.against import compare_with_baselines
+from mtl.report.summary import PAGE
+from mtl.runs import results
+from mtl.runs.caller import Caller, PythonCaller
+from mtl.runs.predictions_file import write_predictions
+from mtl.training.measurements import NETWORK, Measurements
+from mtl.use import slices
+from mtl.use.card import write_card
+from mtl.use.run_page import write_run_page
+
+log = logging.getLogger("mtl")
+
+
+def write(
+    cfg: DictConfig,
+    trainer: pl.Trainer,
+    module: Any,
+    data: Any,
+    measured: Measurements,
+    fitted: Fitted,
+    caller: Caller,
+) -> None:
+    """Write ``results.json`` and the predictions, hand them to the loggers, and print the table."""
+    folder, loggers = Path(cfg.paths.run_dir), run_loggers(trainer.loggers)
+    tasks, predictions = module.tasks.values(), module.predictions
+    row_info = {split: data.row_info(split) for split, _ in predictions}
+    record = results.collect(
+        *(cfg, module, data, measured),
+        monitor=fitted.monitor,
+        best=fitted.best,
+        epochs=fitted.epochs,
+        checkpoint=fitted.checkpoint or "last weights",
+        seconds_per_epoch=fitted.seconds_per_epoch,
+        versions=SOFTWARE,
+        command=caller.typed(),
+    )
+    record = results.with_training(record, folder)
+    record["advice"] = [*compare_with_baselines(measured, record["main_metrics"]), *advice(record, fitted.progress)]
+    record["best_epochs"] = {
+        task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in fitted.progress.items()
+    }
+    if cfg.data.get("slices"):
+        cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
+        record["slices"] = slices.slices_of(tasks, predictions["test", NETWORK], cells, data.row_encoder)
+        by_slice = slices.read(record["slices"])
+        record["advice"] += slices.sentences(by_slice)
+        for run_logger in loggers:
+            run_logger.log_markdown("slices", slices.table_of(by_slice, record["main_metrics"]).markdown())
+    if cfg.get("predictions") and not caller.trial:  # a search would write as many as it has trials
+        digests = {split: data.rows_digest(split) for split in row_info}
+        write_predictions(folder / PREDICTIONS, predictions, [*tasks], row_info, digests)
+    write_json(folder / RESULTS, record)
+    for run_logger in loggers if not cfg.evaluate else ():
+        run_logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
+    if not isinstance(caller, PythonCaller):
+        ends = caller.is_alone and not cfg.evaluate
+        further = (record["advice"], next_commands(cfg, data, folder, caller.line)) if ends else ()
+        results.print_results(record, folder, *further)
+
+
+def write_page(cfg: DictConfig, caller: Caller) -> None:
+    """Write ``report.html``; a failure is a warning, since the run has ended well and mtl report can write it later."""
+    folder = Path(cfg.paths.run_dir)
+    try:
+        write_run_page(folder, cfg.get("trust") or (), caller.frames, places=places_of(cfg.data))
+    except Exception as error:
+        log.warning("no page of the run: %s", error)
+    else:
+        log.info("%s: how good the network is, and where it is wrong", folder / PAGE)
