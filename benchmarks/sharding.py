@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from mtl.networks.base import MultiTaskNetwork
+from mtl.training.optimizers import CompositeOptimizer, RowwiseAdagrad, make_embeddings_sparse
 from mtl.training.sharding import shard
-from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, make_embeddings_sparse
 from mtl.types import DataSpec
 
 BATCH, WIDTH, STEPS = 512, 16, 8

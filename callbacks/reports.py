@@ -53,7 +53,7 @@ class EpochReport(MonitoringCallback):
         self.seconds.append(time.perf_counter() - self._start)
         log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
         values = trainer.callback_metrics
-        values.update(pl_module.epoch_means())  # callbacks run before the module logs them
+        values.update(pl_module.train_meter.means())  # callbacks run before the module logs them
         super().on_train_epoch_end(trainer, pl_module)
         phrases = [f"train {number(float(values['train/loss']), 4)}"]
         if "val/loss" in values:

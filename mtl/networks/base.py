@@ -52,7 +52,7 @@ class MultiTaskNetwork(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has neither mix nor a forward of its own")
 
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
-        """Return options of the optimiser for some of the parameters, see ``MultiTaskModule.configure_optimizers``."""
+        """Return options of the optimiser for some parameters; see ``mtl.training.optimizers.build_optimizer``."""
         return {}
 
     def fsdp_units(self) -> Sequence[nn.Module]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -14,70 +13,15 @@ from torch import Tensor
 
 from mtl.chains import joint_logits
 from mtl.checks import InputError, require
-from mtl.distributed import all_reduce_sum, gather, gather_rows
-from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, float64_if_supported, has_float64
+from mtl.distributed import gather, gather_rows
+from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64
+from mtl.training.epoch import LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import pinball, task_loss_sums
 from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
 from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, labelled, metric_family
 
 Columns = dict[str, Tensor]  # [N, ...] each
-
-
-@dataclass(frozen=True)
-class Selected:
-    """A selection of N tasks: their indices, as a list and as a tensor ``[N]``, and their ``weights [N]``."""
-
-    numbers: list[int]
-    index: Tensor
-    weights: Tensor
-
-
-class LossMeter(KeepsBufferPrecision):
-    """Sum each task's losses over labelled rows, so that the mean does not depend on the batches.
-
-    ``sums [2, T]``: this process's summed losses and numbers of labels, in float64 if the device has it.
-    """
-
-    sums: Tensor
-
-    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
-        super().__init__()
-        self.tasks = list(tasks)
-        self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
-        self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
-        self._selected: dict[tuple[Any, ...], Selected] = {}
-
-    def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
-        """Add the summed losses and numbers of labels ``[len(names)]`` of a batch of the tasks ``names``."""
-        index = self.select(tuple(names), totals).index
-        self.sums.index_add_(
-            1, index, torch.stack([float64_if_supported(totals.detach()), float64_if_supported(counts)])
-        )
-
-    def select(self, names: tuple[str, ...], like: Tensor) -> Selected:
-        """Return the named tasks, on the device and in the precision of ``like``.
-
-        They are cached, since a copy to the device in each step would make the CPU wait.
-        """
-        key = (names, like.device, like.dtype)
-        if key not in self._selected:
-            numbers = [self.index_of[name] for name in names]
-            index = torch.tensor(numbers, device=like.device)
-            weights = like.new_tensor([self.tasks[number].weight for number in numbers])
-            self._selected[key] = Selected(numbers, index, weights)
-        return self._selected[key]
-
-    def compute(self) -> dict[str, float]:
-        """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
-
-        ``loss`` is NaN if no task with a weight above 0 has a label. The means are over the rows of all processes, so
-        every process has to call this.
-        """
-        sums = zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True)
-        means = {task: loss / count for task, (loss, count) in sums if count}
-        weighted = [task.weight * mean for task, mean in means.items() if task.weight]
-        return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
 
 
 class Evaluation(KeepsBufferPrecision):
@@ -230,7 +174,7 @@ class Evaluation(KeepsBufferPrecision):
         return ["loss", *self.averages, *by_task]
 
     def reset(self) -> None:
-        self.meter.sums.zero_()
+        self.meter.reset()
         self._batches = {name: [] for name in self._batches}
         self._gathered = None
 

@@ -9,21 +9,22 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 
 from mtl.chains import check_chains, joint_logits
 from mtl.checks import join_names, require
-from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.distributed import all_reduce_sum, gather
 from mtl.loggers.base import run_loggers
 from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.nn.functional import has_float64
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
-from mtl.training.evaluation import Evaluation, LossMeter
+from mtl.training.epoch import EpochMeter
+from mtl.training.evaluation import Evaluation
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import task_loss_sums
 from mtl.training.measurements import NETWORK, Measurements, log_measurements, log_values
-from mtl.training.sparse import CompositeOptimizer, make_embeddings_sparse, plain_gradients
+from mtl.training.optimizers import build_optimizer, clip_gradients, make_embeddings_sparse
 from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
 
@@ -73,13 +74,9 @@ class MultiTaskModule(LightningModule):
         self.weighting = weighting or FixedWeighting(network, len(tasks))
         network.expand_representation = self.weighting.reads_representation
         self._optimizer = optimizer
-        self._embedding_optimizer, self._tables = (
-            embedding_optimizer,
-            make_embeddings_sparse(network) if embedding_optimizer else [],
-        )
-        self.train_meter = LossMeter(tasks)
-        self.aux_totals: dict[str, Tensor] = {}
-        self.aux_batches = 0
+        self._embedding_optimizer = embedding_optimizer
+        self._embedding_tables = make_embeddings_sparse(network) if embedding_optimizer else []
+        self.train_meter = EpochMeter(tasks)
         self.evaluation = Evaluation(tasks)
         self.measured = Measurements()  # the latest of each number, also of models beside the network
         # Of the latest test, in the first process: by split and model, the labelled rows of each task
@@ -103,15 +100,14 @@ class MultiTaskModule(LightningModule):
             terms = self.task_losses(output, part)
             parts.append(terms)
             terms.others.append(sum(output.losses.values(), terms.global_losses.new_zeros(())) / len(batches))
-            for name, term in output.losses.items():
-                self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
+            self.train_meter.add_auxiliary(output.losses, len(batches))
             if self.distillation is not None:
-                for name, term in self.distillation.losses(part.inputs, output).items():
-                    terms.others.append(term)
-                    self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach()
+                losses = self.distillation.losses(part.inputs, output)
+                terms.others.extend(losses.values())
+                self.train_meter.add_auxiliary(losses)
             for name, routing in output.routings.items():
                 routings.setdefault(name, []).append(routing)
-        self.aux_batches += 1
+        self.train_meter.batches += 1
         if self.weighting.needs_losses_after_step:
             self._latest = batches
         if self._is_shown:  # self.log takes as long as a small network
@@ -188,10 +184,10 @@ class MultiTaskModule(LightningModule):
         predictions, targets, weights, members = output.predictions, batch.targets, batch.weights, 1
         if output.members:  # one pass computes the losses of all members
             members = len(next(iter(output.members.values())))
-            predictions = {name: each.flatten(0, 1) for name, each in output.members.items()}
+            predictions = {name: prediction.flatten(0, 1) for name, prediction in output.members.items()}
             targets, weights = (
-                {name: value.repeat(members, *[1] * (value.dim() - 1)) for name, value in part.items()}
-                for part in (targets, weights)
+                {name: value.repeat(members, *[1] * (value.dim() - 1)) for name, value in values.items()}
+                for values in (targets, weights)
             )
         predictions = joint_logits(self.tasks, predictions)
         names, totals, counts = task_loss_sums(self.tasks, predictions, targets, weights)
@@ -204,26 +200,14 @@ class MultiTaskModule(LightningModule):
         labels = global_losses[1].clamp(min=1)
         selected = self.train_meter.select(tuple(names), totals)
         shares, means = selected.weights * totals / labels, selected.weights * global_losses[0] / labels
-        return TaskLosses(selected.numbers, selected.index, shares, means, global_losses[1], [], output)
+        return TaskLosses(selected.task_ids, selected.index, shares, means, global_losses[1], [], output)
 
     def on_train_epoch_start(self) -> None:
-        self.train_meter.sums.zero_()
-        self.aux_totals, self.aux_batches = {}, 0
+        self.train_meter.reset()
 
     def on_train_epoch_end(self) -> None:
         self.weighting.end_epoch()
-        log_values(self.trainer, self.epoch_means())
-
-    def epoch_means(self) -> dict[str, Tensor]:
-        """Return the means over the epoch so far, by the names as which they are logged; every process must call this.
-
-        Tasks without a label are left out.
-        """
-        aux = {
-            f"train/aux/{name}": all_reduce_sum(value) / world_size() / self.aux_batches
-            for name, value in self.aux_totals.items()
-        }
-        return {f"train/{name}": torch.tensor(value) for name, value in self.train_meter.compute().items()} | aux
+        log_values(self.trainer, self.train_meter.means())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         batch = self.converted(batch)
@@ -245,31 +229,9 @@ class MultiTaskModule(LightningModule):
         self._log_evaluation("test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer, with a parameter group for each set of options in the network's ``parameter_options``.
-
-        ``lr_factor`` multiplies the learning rate; other options replace the optimizer's.
-        """
-        tables = {id(table) for table in self._tables}
-        parameters = [one for one in self.parameters() if one.requires_grad and id(one) not in tables]
-        asked = self.network.parameter_options() | {
-            parameter: {"weight_decay": 0.0} for parameter in self.weighting.parameters()
-        }
-        defaults = self._optimizer([nn.Parameter(torch.zeros(1))]).defaults
-        groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}
-        for parameter in parameters:
-            own = {"lr_factor": 1.0, **asked.get(parameter, {})}
-            own = {
-                name: value for name, value in own.items() if name == "lr_factor" or defaults.get(name, value) != value
-            }
-            groups.setdefault(tuple(sorted(own.items())), []).append(parameter)
-        optimizer = self._optimizer([{"params": members} for members in groups.values()])
-        for group, key in zip(optimizer.param_groups, groups, strict=True):
-            own = dict(key)
-            group["lr"] *= own.pop("lr_factor")
-            group.update(own)
-        if self._embedding_optimizer is None:
-            return optimizer
-        return CompositeOptimizer([optimizer, self._embedding_optimizer(self._tables)])
+        return build_optimizer(
+            self.network, self.weighting, self._optimizer, self._embedding_optimizer, self._embedding_tables
+        )
 
     def configure_gradient_clipping(
         self,
@@ -277,41 +239,23 @@ class MultiTaskModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients.
-
-        Torch cannot always clip sparse or divided ones; of these, the plain tensors that hold their values are clipped.
-        """
         sharded = hasattr(self.trainer.strategy, "shard_parameters")
-        if not (self._tables or sharded) or not gradient_clip_val:
+        if gradient_clip_val and (sharded or self._embedding_tables):
+            clip_gradients(self.parameters(), gradient_clip_val, gradient_clip_algorithm, sharded)
+        else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-            return
-        parts = plain_gradients(self.parameters())
-        if gradient_clip_algorithm == "value":
-            nn.utils.clip_grad_value_(parts, gradient_clip_val)
-            return
-        norm = nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
-        norm = all_reduce_sum(norm**2).sqrt() if sharded else norm
-        nn.utils.clip_grads_with_norm_(parts, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["data"] = checkpoint.pop(self._data_key(), {})  # one key, whatever class the data module is of
         checkpoint["config"] = self.config
-        # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
-        sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
-        checkpoint["epoch_sums"] = gather(sums)
+        # Each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
+        checkpoint["epoch_sums"] = gather(self.train_meter.state())
         checkpoint["logged"] = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         checkpoint["undefined"] = sorted(self.undefined)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[self._data_key()] = checkpoint.get("data", {})
-        everyone, processes = checkpoint["epoch_sums"], self.trainer.world_size
-        if len(everyone) == processes:
-            everyone, processes = [everyone[self.trainer.global_rank]], 1
-        # If the number of processes has changed, each takes an equal share
-        self.train_meter.sums.copy_(sum(sums["meter"] for sums in everyone) / processes)
-        totals = {name: sum(sums["aux"][name] for sums in everyone) / len(everyone) for name in everyone[0]["aux"]}
-        self.aux_totals = {name: value.to(self.device) for name, value in totals.items()}
-        self.aux_batches = everyone[0]["batches"]
+        self.train_meter.load_states(checkpoint["epoch_sums"], self.trainer.global_rank, self.trainer.world_size)
         self._metrics, self.undefined = checkpoint.get("logged", {}), set(checkpoint.get("undefined", ()))
 
     def _data_key(self) -> str:

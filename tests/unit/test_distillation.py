@@ -147,7 +147,7 @@ def test_the_loss_of_a_step_is_the_sum_of_all_parts() -> None:
         loss, without.training_step(batches, 0)["loss"] + sum(value for part in parts for value in part.values())
     )
     for name in ("distillation_layers", "distillation_predictions"):
-        torch.testing.assert_close(with_teacher.aux_totals[name], sum(part[name] for part in parts).detach())
+        torch.testing.assert_close(with_teacher.train_meter.aux[name], sum(part[name] for part in parts).detach())
 
 
 def test_the_average_over_processes_is_the_mean_over_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import torch
 from mtl.objectives import LOSSES
 from mtl.predictions import columns, in_units
 from mtl.training.distillation import prediction_losses
-from mtl.training.evaluation import Evaluation, LossMeter
+from mtl.training.epoch import LossMeter
+from mtl.training.evaluation import Evaluation
 from mtl.training.losses import task_loss_sums
 from mtl.types import MISSING_CLASS, TaskSpec
 from tests.losses import summed_loss

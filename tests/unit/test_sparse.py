@@ -17,7 +17,7 @@ from mtl.checkpoints.start import start_from
 from mtl.checks import InputError
 from mtl.config import build
 from mtl.networks.bottom import HASHES, TabularBottom
-from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, plain_gradients
+from mtl.training.optimizers import CompositeOptimizer, RowwiseAdagrad, clip_gradients
 from mtl.types import Bag, Categorical
 from tests.integration.helpers import compose_small
 
@@ -71,15 +71,19 @@ def test_optimisers_together_share_groups_and_state(of_tables: Any) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
-def test_sparse_gradients_are_clipped_as_dense_ones(clip: Any) -> None:
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_sparse_gradients_are_clipped_as_dense_ones(algorithm: str) -> None:
     linear = nn.Linear(2, 2)
     gradients = []
     for sparse in (False, True):
         table = nn.Embedding(5, 2, sparse=sparse)
         backward(table, [1, 1, 3])
         linear.weight.grad = torch.ones(2, 2)
-        clip(plain_gradients([table.weight, linear.weight, linear.bias]), 0.7)
+        parameters = [table.weight, linear.weight, linear.bias]
+        if sparse:
+            clip_gradients(parameters, 0.7, algorithm, False)
+        else:
+            {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm](parameters, 0.7)
         gradients.append([table.weight.grad.to_dense(), linear.weight.grad])
     for dense, sparse in zip(*gradients, strict=True):
         torch.testing.assert_close(dense, sparse)

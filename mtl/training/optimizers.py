@@ -1,8 +1,9 @@
-"""Update only the rows of an embedding table that a batch has looked up."""
+"""Optimisers: of the groups that a network asks for, and of the rows of tables that a batch has looked up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mtl.checks import require
+from mtl.distributed import all_reduce_sum
+from mtl.networks.base import MultiTaskNetwork
 
 
 class RowwiseAdagrad(Optimizer):
@@ -72,6 +75,34 @@ class CompositeOptimizer(Optimizer):
         return loss
 
 
+def build_optimizer(
+    network: MultiTaskNetwork,
+    weighting: nn.Module,
+    optimizer: Callable[..., Optimizer],
+    embedding_optimizer: Callable[..., Optimizer] | None = None,
+    tables: Sequence[nn.Parameter] = (),
+) -> Optimizer:
+    """Return ``embedding_optimizer`` of the ``tables`` and ``optimizer`` of the other trained parameters, as one.
+
+    There is a parameter group for each set of options in the network's ``parameter_options``: ``lr_factor`` multiplies
+    the learning rate, other options replace the optimiser's. A weighting has no weight decay.
+    """
+    excluded = {id(table) for table in tables}
+    options_of = network.parameter_options() | {p: {"weight_decay": 0.0} for p in weighting.parameters()}
+    defaults = {**optimizer([nn.Parameter(torch.zeros(1))]).defaults, "lr_factor": 1.0}
+    groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}  # by the options that are no defaults
+    for parameter in chain(network.parameters(), weighting.parameters()):
+        if parameter.requires_grad and id(parameter) not in excluded:
+            asked = options_of.get(parameter, {}).items()
+            changed = tuple(sorted((name, value) for name, value in asked if defaults.get(name, value) != value))
+            groups.setdefault(changed, []).append(parameter)
+    dense = optimizer([{"params": parameters} for parameters in groups.values()])
+    for group, options in zip(dense.param_groups, map(dict, groups), strict=True):
+        group["lr"] *= options.pop("lr_factor", 1.0)
+        group.update(options)
+    return dense if embedding_optimizer is None else CompositeOptimizer([dense, embedding_optimizer(tables)])
+
+
 def make_embeddings_sparse(network: nn.Module) -> list[nn.Parameter]:
     """Let all embedding tables of ``network`` have sparse gradients; return the tables."""
     tables: list[Any] = [part for part in network.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
@@ -85,12 +116,11 @@ def make_embeddings_sparse(network: nn.Module) -> list[nn.Parameter]:
     return [table.weight for table in tables]
 
 
-def plain_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Add up the entries of each row in sparse gradients; return one tensor with a plain ``grad`` for each parameter.
+def clip_gradients(parameters: Iterable[Tensor], value: float, algorithm: str | None, sharded: bool) -> None:
+    """Clip the gradients as torch does, also sparse ones and, if ``sharded``, those divided among processes.
 
-    That of a sparse gradient holds the values of its rows; that of a gradient divided among processes, the part of this
-    process. Both share the gradient's memory, so what changes them, such as clipping, changes the gradient. Norms and
-    largest entries are those of the whole sparse gradient.
+    The entries of each row of a sparse gradient are added up first. Clipped are the plain tensors that hold the values
+    of the rows, or the part of this process.
     """
     plain = []
     for parameter in parameters:
@@ -104,4 +134,9 @@ def plain_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
             parameter = torch.empty_like(values)
             parameter.grad = values
         plain.append(parameter)
-    return plain
+    if algorithm == "value":
+        nn.utils.clip_grad_value_(plain, value)
+        return
+    norm = nn.utils.get_total_norm([part.grad for part in plain if part.grad is not None])
+    norm = all_reduce_sum(norm**2).sqrt() if sharded else norm
+    nn.utils.clip_grads_with_norm_(plain, value, norm)
