@@ -60,7 +60,9 @@ def routed() -> RoutedNetwork:
 
 def text(**options: Any) -> nn.Module:
     config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformer(spec=TEXTS, config=config, width=8, num_experts=3, start="random", shared_neurons=0, **options)
+    return transformer(
+        spec=TEXTS, config=config, width=8, num_experts=3, expert_init="random", shared_neurons=0, **options
+    )
 
 
 DENSE = partial(StackedDense, units=[6])
