@@ -16,11 +16,11 @@ from mtl.nn.seeds import make_generator
 from mtl.options import LargeCount, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
-from .constants import with_constants
+from .constant_predictions import with_constants
 from .feeding import Batches, BatchPlan, Position, RowsDataset, RowsLoader, RowsSampler
 from .files.identity import digest, fingerprint
 from .splits import SPLITS
-from .state import changes, reading_state, spec_of, spec_state
+from .state import describe_changes, reading_state, spec_of, spec_state
 from .stream import StreamedRows, StreamLoader
 
 SAMPLE = 20_000  # training rows whose labels give the constants, of rows that are not in memory
@@ -109,8 +109,10 @@ class TensorDataModule(LightningDataModule):
         self.splits = dict(splits)
         rows = self.splits.get("train")
         if isinstance(rows, StreamedRows):
-            known = all(task.constant for task in spec.tasks)
-            return spec if known else with_constants(spec, rows.sample(SAMPLE, self.generator("sample")).targets)
+            has_constants = all(task.constant for task in spec.tasks)
+            return (
+                spec if has_constants else with_constants(spec, rows.sample(SAMPLE, self.generator("sample")).targets)
+            )
         if rows is None:
             return spec
         check_labels(spec.tasks, rows.targets)
@@ -193,12 +195,12 @@ class TensorDataModule(LightningDataModule):
             for files in (self._files_then, self.file_digests)
         )
         with reading_state():
-            return changes(before, now, sources)
+            return describe_changes(before, now, sources)
 
     def train_dataloader(self) -> Any:
-        return self._loader("train", self.training_cut(), self.shuffle_seed, self._position)
+        return self._loader("train", self.training_plan(), self.shuffle_seed, self._position)
 
-    def training_cut(self) -> BatchPlan:
+    def training_plan(self) -> BatchPlan:
         """Return how an epoch's order of the training rows is cut into batches."""
         return BatchPlan(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
 

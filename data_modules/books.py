@@ -14,7 +14,7 @@ from mtl.checks import require
 from mtl.options import Address, FilePath, Fraction, LargeCount, validated
 
 from .files.reading import quote, read_lines, repair
-from .interactions import InteractionsDataModule, columns
+from .interactions import InteractionsDataModule, to_tensors
 from .tables.options import Fractions
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class BooksDataModule(InteractionsDataModule):
     def records(self) -> dict[str, Tensor]:
         records = self.parsed()
         total = len(records["user"])
-        kept = core(records["user"], records["item"], self.min_records)
+        kept = drop_rare_ids(records["user"], records["item"], self.min_records)
         require(
             len(kept) > 0,
             f"data.min_records={self.min_records}: none of the {total} records of {self.source} is left if every user "
@@ -84,15 +84,15 @@ class BooksDataModule(InteractionsDataModule):
         return self._names
 
 
-def core(user: Tensor, item: Tensor, least: int) -> Tensor:
+def drop_rare_ids(user: Tensor, item: Tensor, least: int) -> Tensor:
     """Return the indices of the records that remain after repeatedly dropping users and items with too few records.
 
     ``user [R]`` and ``item [R]`` are ids; each remaining user and item has at least ``least`` records.
     """
     kept = torch.arange(len(user))
     while True:
-        own, others = user[kept], item[kept]
-        enough = (torch.bincount(own)[own] >= least) & (torch.bincount(others)[others] >= least)
+        users, books = user[kept], item[kept]
+        enough = (torch.bincount(users)[users] >= least) & (torch.bincount(books)[books] >= least)
         if bool(enough.all()):
             return kept
         kept = kept[enough]
@@ -113,14 +113,14 @@ def read_records(file: Path) -> dict[str, Tensor]:
     )
     if len(lines) != ROWS:
         logger.warning("%s has %d records, the published file %d", file, len(lines), ROWS)
-    good = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
-    bad = lines.filter(~good)
-    if len(bad):
-        here = f"{file}, line {bad['number'][0]}: {quote(bad['line'][0])}"
-        damaged = f"{here} is damaged, like {len(bad)} of {len(lines)} lines"
-        require(len(bad) <= BROKEN * len(lines), f"{damaged}. Expected {HEADER}. {repair(file)}")
-        logger.warning("%s; they are skipped", damaged)
-    lines = lines.filter(good)
+    is_valid = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
+    malformed = lines.filter(~is_valid)
+    if len(malformed):
+        example = f"{file}, line {malformed['number'][0]}: {quote(malformed['line'][0])}"
+        message = f"{example} is damaged, like {len(malformed)} of {len(lines)} lines"
+        require(len(malformed) <= BROKEN * len(lines), f"{message}. Expected {HEADER}. {repair(file)}")
+        logger.warning("%s; they are skipped", message)
+    lines = lines.filter(is_valid)
     require(len(lines) > 0, f"{file} contains no record")
     users, isbns = (lines[name].unique().sort() for name in ("user", "isbn"))
     lines = lines.with_columns(
@@ -130,9 +130,9 @@ def read_records(file: Path) -> dict[str, Tensor]:
     pairs = ordered.unique(["user", "item"], keep="last", maintain_order=True)
     if len(pairs) < len(lines):
         logger.warning("%s: %d records repeat a pair; ratings take precedence", file, len(lines) - len(pairs))
-    found = columns(pairs, "user", "item", "rating")
-    return found | {
-        "rating": found["rating"].masked_fill(found["rating"] == 0, torch.nan),
+    tensors = to_tensors(pairs, "user", "item", "rating")
+    return tensors | {
+        "rating": tensors["rating"].masked_fill(tensors["rating"] == 0, torch.nan),
         "users": torch.from_numpy(users.to_numpy(writable=True)),
         "isbns": torch.frombuffer(bytearray("\n".join(isbns).encode()), dtype=torch.uint8).clone(),
     }

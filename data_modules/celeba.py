@@ -151,18 +151,19 @@ def _by_hand(folder: Path) -> str:
 def read_partition(file: Path) -> dict[str, int]:
     """Return the split of each image: 0 train, 1 val, 2 test. Raises InputError."""
     with parsing(file):
-        found = {name: int(part) for name, part in map(str.split, read_lines(file)["line"])}
-    require({*found.values()} == {0, 1, 2}, f"{file} must have images of 0, 1 and 2 (train, val, test). {repair(file)}")
-    return found
+        parts_by_image = {name: int(part) for name, part in map(str.split, read_lines(file)["line"])}
+    parts = {*parts_by_image.values()}
+    require(parts == {0, 1, 2}, f"{file} must have images of 0, 1 and 2 (train, val, test). {repair(file)}")
+    return parts_by_image
 
 
 def read_attributes(file: Path, names: Sequence[str]) -> Tensor:
     """Return the attributes of the images ``names``, in their order: ``[N, 40]`` uint8, 1 if an image has it."""
     with parsing(file):
-        words = read_lines(file)["line"].str.extract_all(r"\S+")
-        if words[1].to_list() != [*ATTRIBUTES] or words[2:].list.first().to_list() != names:
+        cells = read_lines(file)["line"].str.extract_all(r"\S+")
+        if cells[1].to_list() != [*ATTRIBUTES] or cells[2:].list.first().to_list() != names:
             raise ValueError(f"other attributes or images than {PARTITION_FILE}")
-        values = words[2:].list.slice(1).list.to_array(len(ATTRIBUTES)).explode() == "1"
+        values = cells[2:].list.slice(1).list.to_array(len(ATTRIBUTES)).explode() == "1"
         return torch.from_numpy(values.cast(pl.UInt8).to_numpy(writable=True)).view(-1, len(ATTRIBUTES))
 
 

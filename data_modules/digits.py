@@ -85,8 +85,8 @@ class DigitsDataModule(TensorDataModule):
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
         colour, colour_digits = join([self._read_svhn(part) for part in self.parts])
-        grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self.generator(0))
-        colour_rows = resplit(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self.generator(1))
+        grey_rows = split_images("MNIST", len(grey), MNIST_ROWS, self.generator(0))
+        colour_rows = split_images(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self.generator(1))
         splits = {}
         for name in SPLITS:
             first, second = grey_rows[name], colour_rows[name]
@@ -109,7 +109,7 @@ def to_colour(images: Tensor) -> Tensor:
     return F.pad(images, [BORDER] * 4)[:, None].expand(-1, 3, -1, -1)
 
 
-def resplit(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+def split_images(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
     """Split ``count`` row indices at random into train, val and test of the ``published`` sizes or, for another count,
     proportions. ``name`` is the data set's name in messages. Raises InputError if a split would be empty.
     """

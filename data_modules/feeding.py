@@ -87,23 +87,23 @@ class RowsSampler(Sampler[Tensor]):
     and how many of its batches are done; it is called when the first batch is requested.
     """
 
-    def __init__(self, cut: BatchPlan, seed: int | None = None, position: Position = lambda: (0, 0)) -> None:
-        self.cut, self.seed, self.position = cut, seed, position
+    def __init__(self, plan: BatchPlan, seed: int | None = None, position: Position = lambda: (0, 0)) -> None:
+        self.plan, self.seed, self.position = plan, seed, position
 
     def __len__(self) -> int:
-        return len(self.cut)
+        return len(self.plan)
 
     def __iter__(self) -> Iterator[Tensor]:
         epoch, done = self.position()
-        rows = torch.arange(self.cut.num_rows)
+        rows = torch.arange(self.plan.num_rows)
         if self.seed is not None:
             generator = make_generator(self.seed, epoch)
-            rows = torch.randperm(self.cut.num_rows, generator=generator)
-        for low, high in map(self.cut.bounds, range(done, len(self))):
+            rows = torch.randperm(self.plan.num_rows, generator=generator)
+        for low, high in map(self.plan.bounds, range(done, len(self))):
             yield rows[low:high]
 
 
-class OwnOrder(SequentialSampler):
+class KeepSampler(SequentialSampler):
     """Yield what ``sampler`` yields.
 
     For ``trainer.overfit_batches``, Lightning replaces every sampler except a SequentialSampler by one that yields
@@ -136,8 +136,8 @@ class RowsLoader(Resumable, DataLoader[Any]):
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
         # A loader draws a seed each epoch; without its own generator it would advance the global one, as for dropout
-        own, sampler = torch.Generator(), OwnOrder(sampler)
-        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
+        generator, sampler = torch.Generator(), KeepSampler(sampler)
+        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=generator)
 
 
 class Batches:

@@ -81,11 +81,11 @@ class GlueDataModule(TextTasksDataModule):
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
         splits: dict[str, dict[str, Texts]] = {split: {} for split in SPLITS}
-        odd: list[str] = []
+        unofficial: list[str] = []
         for name in self.names:
-            train, test = self._rows(name, ["train"], odd), self._rows(name, SOURCES[name].dev, odd)
+            train, test = self._rows(name, ["train"], unofficial), self._rows(name, SOURCES[name].dev, unofficial)
             generator = self.generator(name)
-            train = drawn(train, self.limits.get(name), generator)
+            train = sample_texts(train, self.limits.get(name), generator)
             val = test
             if not self.published_split:
                 if train.groups is not None:
@@ -97,23 +97,23 @@ class GlueDataModule(TextTasksDataModule):
                 train, val = (train.select(part.sort().values) for part in parts.values())
             for split, rows in zip(SPLITS, (train, val, test), strict=True):
                 splits[split][name] = rows
-        if odd:
-            logger.warning("results are not comparable with published ones: %s", "; ".join(odd))
+        if unofficial:
+            logger.warning("results are not comparable with published ones: %s", "; ".join(unofficial))
         return [self._spec_of(name) for name in self.names], splits
 
-    def _rows(self, name: str, parts: Sequence[str], odd: list[str]) -> Texts:
-        """Return the rows of one or several parts; add those with an unofficial number of rows to ``odd``."""
-        source, found = SOURCES[name], []
+    def _rows(self, name: str, parts: Sequence[str], unofficial: list[str]) -> Texts:
+        """Return the rows of one or several parts; note unofficial numbers of rows in ``unofficial``."""
+        source, texts = SOURCES[name], []
         for part in parts:
-            found.append(read_part(self.folder, name, part))
-            if len(found[-1]) != source.rows[part]:
+            texts.append(read_part(self.folder, name, part))
+            if len(texts[-1]) != source.rows[part]:
                 files = " and ".join(source.paths(part))
-                odd.append(f"{files} has {len(found[-1])} rows instead of {source.rows[part]}")
-        if len(found) == 1:
-            return found[0]
-        first = [text for each in found for text in each.first]
-        second = [text for each in found for text in each.second or ()]
-        return Texts(first, second or None, torch.cat([each.labels for each in found]))
+                unofficial.append(f"{files} has {len(texts[-1])} rows instead of {source.rows[part]}")
+        if len(texts) == 1:
+            return texts[0]
+        first = [text for rows in texts for text in rows.first]
+        second = [text for rows in texts for text in rows.second or ()]
+        return Texts(first, second or None, torch.cat([rows.labels for rows in texts]))
 
     def _spec_of(self, name: str) -> TaskSpec:
         source = SOURCES[name]
@@ -123,7 +123,7 @@ class GlueDataModule(TextTasksDataModule):
         return TaskSpec(name, source.kind, classes, weight, source.metrics, source.rows["train"] <= SMALL, **named)
 
 
-def drawn(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:
+def sample_texts(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:
     """Return at most ``limit`` of the rows, drawn at random, in their order; groups stay whole."""
     if rows.groups is None:
         return rows.select(sample_rows(len(rows), limit, generator))

@@ -74,12 +74,12 @@ class InteractionsDataModule(TensorDataModule):
     def _checked(self, metrics: Mapping[str, Sequence[str] | None]) -> dict[str, tuple[str, ...]]:
         """Return the metrics of each task; raise InputError for an unknown task or a metric of another kind."""
         kinds: dict[str, TaskKind] = {self.task: "binary", "rating": "regression"}
-        known = metrics.keys() <= kinds.keys()
-        require(known, f"data.metrics={format_value(metrics)}: must be lists of metrics for {' and '.join(kinds)}")
-        found = {task: tuple(given or ()) for task, given in metrics.items()}
-        for task, given in found.items():
-            check_metrics(f"data.metrics.{task}", kinds[task], given)
-        return dict.fromkeys(kinds, ()) | found
+        wrong = f"data.metrics={format_value(metrics)}: must be lists of metrics for {' and '.join(kinds)}"
+        require(metrics.keys() <= kinds.keys(), wrong)
+        metrics_by_task = dict.fromkeys(kinds, ()) | {task: tuple(names or ()) for task, names in metrics.items()}
+        for task, names in metrics_by_task.items():
+            check_metrics(f"data.metrics.{task}", kinds[task], names)
+        return metrics_by_task
 
     def prepare_data(self) -> None:
         self.fetch_files()
@@ -150,16 +150,16 @@ class InteractionsDataModule(TensorDataModule):
     def describe(self, users: int, items: int) -> DataSpec:
         """Return the DataSpec for ids below ``users`` and ``items``, or that of a checkpoint if they fit it."""
         names = self.names()
-        own = {"user": KnownIds("user", users, names[0]), self.item: KnownIds(self.input, items, names[1])}
+        ids_by_column = {"user": KnownIds("user", users, names[0]), self.item: KnownIds(self.input, items, names[1])}
         if isinstance(self.row_encoder, IdEncoder):
             for column, ids in self.row_encoder.ids.items():
                 require(
-                    own[column].size <= ids.size and own[column].names == ids.names,
+                    ids_by_column[column].size <= ids.size and ids_by_column[column].names == ids.names,
                     f"{self.source}: it has other {column}s than the {ids.size} that the network was trained on; "
                     "mtl.load and mtl predict take pairs of those that it knows",
                 )
             return self.spec
-        self.row_encoder = IdEncoder(own)
+        self.row_encoder = IdEncoder(ids_by_column)
         return DataSpec(
             {"user": Categorical(users), self.input: Categorical(items)},
             [
@@ -191,9 +191,9 @@ class InteractionsDataModule(TensorDataModule):
                 f"{items} {self.item}s of {self.source} leave only {int(sizes)}; use data.negatives=per_user",
             )
         else:
-            own = torch.bincount(seen // items, minlength=users)
-            sizes = items - own
-            counts = torch.minimum(own, sizes)
+            seen_per_user = torch.bincount(seen // items, minlength=users)
+            sizes = items - seen_per_user
+            counts = torch.minimum(seen_per_user, sizes)
             require(bool(counts.any()), f"{self.source}: every user has seen every {self.item}, so none is unseen")
         rank = draw_distinct(sizes, counts, generator)
         # The unseen code of rank r is r + (number of seen codes below it). seen[i] - i counts the unseen codes below
@@ -202,7 +202,7 @@ class InteractionsDataModule(TensorDataModule):
         return rank + torch.searchsorted(unseen_below, rank, right=True)
 
 
-def columns(frame: pl.DataFrame, *names: str) -> dict[str, Tensor]:
+def to_tensors(frame: pl.DataFrame, *names: str) -> dict[str, Tensor]:
     """Return columns of numbers as tensors ``[N]``."""
     return {name: torch.from_numpy(frame[name].to_numpy(writable=True)) for name in names}
 

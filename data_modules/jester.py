@@ -64,8 +64,8 @@ class JesterDataModule(InteractionsDataModule):
 
     def parts(self) -> dict[str, Path]:
         files = [path for path in self.folder.glob("jester-data-*.*") if path.name.endswith(SUFFIXES)]
-        found = {path.name.split(".")[0]: path for path in sorted(files, reverse=True)}
-        return dict(sorted(found.items()))
+        files_by_part = {path.name.split(".")[0]: path for path in sorted(files, reverse=True)}
+        return dict(sorted(files_by_part.items()))
 
     def source_files(self) -> dict[str, Path]:
         return {file.name: file for file in self.parts().values()}

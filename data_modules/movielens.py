@@ -13,7 +13,7 @@ from mtl.checks import require
 from mtl.options import Address, FilePath, Fraction, validated
 
 from .files.reading import parsing, read_lines, repair
-from .interactions import InteractionsDataModule, columns
+from .interactions import InteractionsDataModule, to_tensors
 from .tables.options import Fractions
 
 
@@ -76,6 +76,6 @@ def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
             item=cells.get(1).cast(pl.Int64) - 1,
             rating=cells.get(2).cast(pl.Float32),
         )
-        known = pl.col("user").is_between(0, variant.users - 1) & pl.col("item").is_between(0, variant.movies - 1)
-        require(lines.select(known.all()).item(), f"{file} has other users or movies than MovieLens. {repair(file)}")
-    return columns(lines, "user", "item", "rating")
+        in_range = pl.col("user").is_between(0, variant.users - 1) & pl.col("item").is_between(0, variant.movies - 1)
+        require(lines.select(in_range.all()).item(), f"{file} has other users or movies than MovieLens. {repair(file)}")
+    return to_tensors(lines, "user", "item", "rating")

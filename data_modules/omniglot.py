@@ -62,8 +62,8 @@ class OmniglotDataModule(TasksDataModule):
 
     def prepare_data(self) -> None:
         for part in sorted(PARTS, key=lambda part: not (self.folder / f"{part}.zip").exists()):
-            archive, there = self.folder / f"{part}.zip", found_alphabets(self.folder)
-            if not there.keys() >= {*self.names} and (self.download or archive.exists() or not there):
+            archive, alphabets = self.folder / f"{part}.zip", find_alphabets(self.folder)
+            if not alphabets.keys() >= {*self.names} and (self.download or archive.exists() or not alphabets):
                 url = f"{(self.base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
                 fetch_archive(self.folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", self.download)
         for name in self.names:
@@ -71,12 +71,12 @@ class OmniglotDataModule(TasksDataModule):
 
     def _read(self, name: str) -> tuple[Tensor, Tensor]:
         """Return drawings ``[N, 1, side, side]`` (uint8) and characters ``[N]`` (int64), from the cache if possible."""
-        there = found_alphabets(self.folder)
-        require(name in there, f"data.alphabets: {self.folder} has no {name}; choose among {', '.join(there)}")
-        files = drawings(there[name])
+        alphabets = find_alphabets(self.folder)
+        require(name in alphabets, f"data.alphabets: {self.folder} has no {name}; choose among {', '.join(alphabets)}")
+        files = list_drawings(alphabets[name])
         named = [f"{file.parent.name}/{file.name}" for file in files]
         key: list[str | int] = [FORMAT, self.side, *named, *stamp(*files)]
-        content = cached(self.cache / f"omniglot-{name}.pt", lambda: parse(there[name], self.side), key)
+        content = cached(self.cache / f"omniglot-{name}.pt", lambda: parse(alphabets[name], self.side), key)
         return content["image"], content["character"]
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
@@ -86,13 +86,13 @@ class OmniglotDataModule(TasksDataModule):
             image, character = self._read(name)
             specs.append(TaskSpec(name, "multiclass", int(character.max()) + 1, metrics=("accuracy",)))
             rows = Batch({"image": image}, {name: character})
-            for split, index in resplit(name, character, self.generator(name)).items():
+            for split, index in split_drawings(name, character, self.generator(name)).items():
                 tasks[split][name] = rows.select(index)
         mean, std = pixel_scale(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
         return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
 
 
-def resplit(name: str, character: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+def split_drawings(name: str, character: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Return the indices of train, val and test: the rows of each character at random, in the proportions ``SHARES``.
 
     ``character [N]`` is the character of each row, ``name`` the alphabet that messages name. Raises InputError if a
@@ -108,10 +108,10 @@ def resplit(name: str, character: Tensor, generator: torch.Generator) -> dict[st
     return {split: torch.cat(part) for split, part in parts.items()}
 
 
-def found_alphabets(folder: Path) -> dict[str, Path]:
+def find_alphabets(folder: Path) -> dict[str, Path]:
     """Return the name and folder of each alphabet in ``folder``, sorted by name."""
-    found = [path for part in PARTS for path in (folder / part).glob("[!.]*") if path.is_dir()]
-    return {path.name: path for path in sorted(found, key=lambda path: path.name)}
+    folders = [path for part in PARTS for path in (folder / part).glob("[!.]*") if path.is_dir()]
+    return {path.name: path for path in sorted(folders, key=lambda path: path.name)}
 
 
 def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
@@ -121,18 +121,18 @@ def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
     """
     names = sorted(path.name for path in alphabet.glob("character*"))
     require(len(names) >= 2, f"{alphabet} has {len(names)} characters (folders character01, ...): it needs at least 2")
-    files = drawings(alphabet)
+    files = list_drawings(alphabet)
     character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
     again = f"Delete {alphabet} and start again"
     image = torch.stack([255 - decode(file, (SIDE, SIDE), "L", again) for file in files])
-    return {"image": reduced(image, side)[:, None], "character": character}
+    return {"image": reduce_images(image, side)[:, None], "character": character}
 
 
-def drawings(alphabet: Path) -> list[Path]:
+def list_drawings(alphabet: Path) -> list[Path]:
     return sorted(alphabet.glob("character*/[!.]*.png"))
 
 
-def reduced(images: Tensor, side: int) -> Tensor:
+def reduce_images(images: Tensor, side: int) -> Tensor:
     """Resize ``images [N, 105, 105]`` to ``[N, side, side]`` (uint8): a new pixel is the mean of the area it covers."""
     if side == SIDE:
         return images

@@ -115,13 +115,13 @@ class SquadDataModule(TextTasksDataModule):
         contexts = list(dict.fromkeys(question.context for question in train))
         texts = Texts(contexts + [question.text for question in train], None, torch.zeros(0))
         encoder = self.encoder = self._encoder([texts])
-        found = self._windows(encoder, questions)
+        rows_of_all = self._windows(encoder, questions)
         golds = [[text for text, _ in question.answers] for question in questions]
-        scorer = AnswerScorer(found, [question.context for question in questions], golds, self.max_answer)
-        targets = found.targets([question.span for question in questions])
+        scorer = AnswerScorer(rows_of_all, [question.context for question in questions], golds, self.max_answer)
+        targets = rows_of_all.targets([question.span for question in questions])
         bounds = torch.tensor([0, *map(len, parts)]).cumsum(0)
-        ends = torch.searchsorted(found.question, bounds).tolist()  # rows of a question follow one another
-        served = [rows_between(found, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
+        ends = torch.searchsorted(rows_of_all.question, bounds).tolist()  # rows of a question follow one another
+        served = [rows_between(rows_of_all, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
         rows = dict(zip(SPLITS, [*served, served[-1]], strict=False))  # val is test if both have the same questions
         counts = ", ".join(f"{len(rows[split])} {split}" for split in SPLITS)
         seconds = time.perf_counter() - start
@@ -158,11 +158,11 @@ class SquadDataModule(TextTasksDataModule):
         return Windows(**content)
 
 
-def rows_between(found: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
+def rows_between(rows: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
     """Return the rows from ``low`` to ``high``, without a copy."""
-    offsets = found.offsets[low : high + 1]
-    tokens = found.tokens[int(offsets[0]) : int(offsets[-1])]
-    boundary, row_ids = found.boundary[low:high], torch.arange(low, high)
+    offsets = rows.offsets[low : high + 1]
+    tokens = rows.tokens[int(offsets[0]) : int(offsets[-1])]
+    boundary, row_ids = rows.boundary[low:high], torch.arange(low, high)
     return RaggedRows(tokens, offsets - offsets[0], boundary, {TASK: targets[low:high]}, pad, row_ids=row_ids)
 
 

@@ -24,7 +24,7 @@ LEFT_OUT = ("scorer", "calibration")  # a scorer needs texts, which are not stor
 def spec_state(spec: DataSpec) -> dict[str, Any]:
     """Return ``spec`` as plain data; the scorers of tasks are left out."""
     return {
-        "inputs": {name: {"kind": type(one).__name__, **_fields(one)} for name, one in spec.inputs.items()},
+        "inputs": {name: {"kind": type(kind).__name__, **_fields(kind)} for name, kind in spec.inputs.items()},
         "tasks": [_fields(task) for task in spec.tasks],
         "extras": {
             name: {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
@@ -35,30 +35,33 @@ def spec_state(spec: DataSpec) -> dict[str, Any]:
 
 def spec_of(state: Mapping[str, Any]) -> DataSpec:
     """Return the DataSpec of a ``spec_state``; fields that this version does not know are left out."""
-    inputs = {name: _made(INPUTS[one["kind"]], one) for name, one in state["inputs"].items()}
+    inputs = {name: _build(INPUTS[values["kind"]], values) for name, values in state["inputs"].items()}
     ground_truth = {
-        name: torch.tensor(one["values"], dtype=getattr(torch, one["dtype"])) for name, one in state["extras"].items()
+        name: torch.tensor(values["values"], dtype=getattr(torch, values["dtype"]))
+        for name, values in state["extras"].items()
     }
-    return DataSpec(inputs, [_made(TaskSpec, task) for task in state["tasks"]], ground_truth)
+    return DataSpec(inputs, [_build(TaskSpec, task) for task in state["tasks"]], ground_truth)
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    values = {one.name: getattr(item, one.name) for one in fields(item) if one.name not in LEFT_OUT}
+    values = {entry.name: getattr(item, entry.name) for entry in fields(item) if entry.name not in LEFT_OUT}
     return {name: value.tolist() if isinstance(value, Tensor) else _as(list, value) for name, value in values.items()}
 
 
 def _as(kind: type[list[Any]] | type[tuple[Any, ...]], value: Any) -> Any:
     """Return ``value`` with each list or tuple in it as a ``kind``."""
-    return kind(_as(kind, one) for one in value) if isinstance(value, list | tuple) else value
+    return kind(_as(kind, entry) for entry in value) if isinstance(value, list | tuple) else value
 
 
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+def _build(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return an object of the dataclass ``kind``. Raises InputError for a field that does not fit its annotation."""
-    known = {name: annotation for name, annotation in options_of(kind.__init__).items() if name not in LEFT_OUT}
-    given = {name: _as(tuple, value) for name, value in values.items()}
-    given |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
-    here = "the checkpoint's description of its data: "
-    return kind(**{name: valid(known[name], value, here + name) for name, value in given.items() if name in known})
+    annotations = {name: annotation for name, annotation in options_of(kind.__init__).items() if name not in LEFT_OUT}
+    stored = {name: _as(tuple, value) for name, value in values.items()}
+    stored |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
+    location = "the checkpoint's description of its data: "
+    return kind(
+        **{name: valid(annotations[name], stored[name], location + name) for name in stored if name in annotations}
+    )
 
 
 @contextmanager
@@ -75,18 +78,18 @@ def reading_state() -> Iterator[None]:
         ) from None
 
 
-def changes(
+def describe_changes(
     before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Path]
 ) -> dict[str, str]:
     """Describe how each file differs from the file of the training; ``sources`` are the current files."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for key in dict.fromkeys([*before, *now]):
         if key not in now:
-            found[key] = f"{key}={before[key]['name']} is not given"
+            descriptions[key] = f"{key}={before[key]['name']} is not given"
         elif key not in before:
-            found[key] = f"{key}={sources[key]} was not given"
+            descriptions[key] = f"{key}={sources[key]} was not given"
         elif before[key]["sha256"] != now[key]["sha256"]:
             unit = "rows" if isinstance(sources[key], CloudPath) else "bytes"
-            new, old = (f"{one[key]['size']:,} {unit} in {one[key]['files']} files" for one in (now, before))
-            found[key] = f"{key}={sources[key]} has changed ({new}, before {old})"
-    return found
+            new, old = (f"{files[key]['size']:,} {unit} in {files[key]['files']} files" for files in (now, before))
+            descriptions[key] = f"{key}={sources[key]} has changed ({new}, before {old})"
+    return descriptions

@@ -74,11 +74,11 @@ def shuffled(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int)
     rows = -(-total // -(-total // window_rows) // size) * size
     windows = []
     for start in range(0, total, rows):
-        stop, own = min(start + rows, total), int(torch.randint(2**62, (), generator=generator))
+        stop, window_seed = min(start + rows, total), int(torch.randint(2**62, (), generator=generator))
         first, last = torch.searchsorted(stops, torch.tensor([start + 1, stop])).tolist()
         part = blocks[first : last + 1]
         skipped = start - int(stops[first] - counts[part[0]])
-        windows.append(Window(part.tolist(), counts[part], start, stop, own, size, skipped))
+        windows.append(Window(part.tolist(), counts[part], start, stop, window_seed, size, skipped))
     return windows
 
 
@@ -87,7 +87,7 @@ def in_order(counts: Tensor) -> list[Window]:
     stops = counts.cumsum(0).tolist()
     bounds = zip([0, *stops], stops, strict=False)
     parts = zip(counts.split(1), bounds, strict=False)
-    return [Window([block], own, *ends) for block, (own, ends) in enumerate(parts) if ends[1] > ends[0]]
+    return [Window([block], count, *ends) for block, (count, ends) in enumerate(parts) if ends[1] > ends[0]]
 
 
 class StreamLoader(Resumable):
@@ -102,23 +102,23 @@ class StreamLoader(Resumable):
         self,
         counts: Tensor,
         read: Read,
-        cut: BatchPlan,
+        plan: BatchPlan,
         windows: Callable[[int], list[Window]],
         position: Position = lambda: (0, 0),
         pin_memory: bool = False,
     ) -> None:
-        self.counts, self.read, self.cut, self.windows, self.position = counts, read, cut, windows, position
+        self.counts, self.read, self.plan, self.windows, self.position = counts, read, plan, windows, position
         self.pin_memory = pin_memory and torch.cuda.is_available()
 
     def __len__(self) -> int:
-        return len(self.cut)
+        return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, done = self.position()
         loaded = self._read_ahead(self.windows(epoch), done)
         window, used = None, 0
         for number in range(done, len(self)):
-            low, high = self.cut.bounds(number)
+            low, high = self.plan.bounds(number)
             parts: list[Batch] = []
             missing = high - low
             while missing:
@@ -131,13 +131,13 @@ class StreamLoader(Resumable):
                 if used == len(window):
                     window = None
             batch = concat_batches(parts) if parts else self.read(0, torch.arange(0))
-            batch.row_ids = None if self.cut.training else torch.arange(low, high)
+            batch.row_ids = None if self.plan.training else torch.arange(low, high)
             yield batch.pin_memory() if self.pin_memory else batch
 
     def _read_ahead(self, windows: list[Window], done: int) -> Iterator[Batch]:
         """Yield this process's rows of each window that has any, from batch ``done`` on."""
-        wanted = ((window, self.cut.within(done, window.start, window.stop)) for window in windows)
-        todo = ((window, positions) for window, positions in wanted if len(positions))
+        positions_by_window = ((window, self.plan.within(done, window.start, window.stop)) for window in windows)
+        todo = ((window, positions) for window, positions in positions_by_window if len(positions))
         with ThreadPoolExecutor(1, "read-ahead") as pool:
             first = next(todo, None)
             ahead = first and pool.submit(self._load, *first)
@@ -149,15 +149,15 @@ class StreamLoader(Resumable):
 
     def _load(self, window: Window, positions: Tensor) -> Batch:
         """Return the rows at ``positions [N]`` of the order, all of which lie in ``window``."""
-        wanted = window.order()[positions - window.start]
+        order = window.order()[positions - window.start]
         batch, first = None, 0
         for block in window.blocks:
             count = int(self.counts[block])
-            here = ((wanted >= first) & (wanted < first + count)).nonzero().flatten()
-            if len(here):
-                part = self.read(block, wanted[here] - first)
-                batch = batch or part.select(torch.arange(1)).select(torch.zeros(len(wanted), dtype=torch.long))
-                write_rows(batch, here, part)
+            rows = ((order >= first) & (order < first + count)).nonzero().flatten()
+            if len(rows):
+                part = self.read(block, order[rows] - first)
+                batch = batch or part.select(torch.arange(1)).select(torch.zeros(len(order), dtype=torch.long))
+                write_rows(batch, rows, part)
             first += count
         assert batch is not None  # positions is not empty
         return batch

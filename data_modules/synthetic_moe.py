@@ -46,9 +46,9 @@ class SyntheticMoEDataModule(TensorDataModule):
         for _ in range(self.num_groups):
             weight = draw_normal(EXPERTS_PER_GROUP, UNITS, self.input_dim, generator=generator)
             outputs = relu_units(x, weight).sum(-1)  # [N, 4]
-            common = draw_normal(1, EXPERTS_PER_GROUP, generator=generator)
-            own = draw_normal(self.tasks_per_group, EXPERTS_PER_GROUP, generator=generator)
-            logits = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * own
+            shared = draw_normal(1, EXPERTS_PER_GROUP, generator=generator)
+            task_specific = draw_normal(self.tasks_per_group, EXPERTS_PER_GROUP, generator=generator)
+            logits = self.correlation**0.5 * shared + (1 - self.correlation) ** 0.5 * task_specific
             targets.append(outputs @ logits.softmax(-1).T)
         y = torch.cat(targets, 1).float()  # [N, T]
         tasks = [TaskSpec(f"task_{index:03d}", "regression") for index in range(y.shape[1])]

@@ -25,12 +25,12 @@ from .splits import by_split, files_to_read, group_split, random_split, time_spl
 from .state import reading_state, spec_of
 from .stream import BLOCKS, StreamedRows, concat_batches
 from .tables.cells import FILE, Cells, as_text
-from .tables.chained import chained, tasks_filled_after
+from .tables.chain_labels import fill_chains, find_filled_tasks
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import DATES
-from .tables.growing import check_kept, extend_encoder, tasks_of
-from .tables.labels import HEAVIEST, RARE, TargetOptions, where_positive
+from .tables.growing import check_kept, extend_encoder, learn_tasks
+from .tables.labels import HEAVIEST, RARE, TargetOptions, mask_by_conditions
 from .tables.learning import learn
 from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
 from .tables.row_source import PARQUET, RowSource
@@ -46,8 +46,8 @@ class TableDataModule(TensorDataModule):
 
     ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``TargetOptions``, with a kind. An empty
     cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text. The
-    kind of an input is inferred, see ``kind_of``, unless ``columns`` gives it, by name: category, number, date, list or
-    text, or ``ColumnOptions``. Categories become ids, see ``VocabularyOptions``. Numbers are scaled to mean 0 and
+    kind of an input is inferred, see ``infer_kind``, unless ``columns`` gives it, by name: category, number, date, list
+    or text, or ``ColumnOptions``. Categories become ids, see ``VocabularyOptions``. Numbers are scaled to mean 0 and
     standard deviation 1. Dates become month, day, weekday, hour and age, see ``parts_of``. The elements of a list, and
     the words and letter groups of a text (see ``words_and_groups``), become ids, as categories do. Kinds, categories,
     means and classes come from the training rows only.
@@ -124,7 +124,7 @@ class TableDataModule(TensorDataModule):
             task.model_copy(
                 update={"normalize_loss": normalize_losses, "form": self.options.of(task.column).format or ""}
             )
-            for task in TargetOptions.each(tasks)
+            for task in TargetOptions.from_tasks(tasks)
         ]
         self.weight_column, self.group_column = weight_column, group_column
         weights = [*(task.weight_column for task in self.labels), weight_column]
@@ -139,9 +139,8 @@ class TableDataModule(TensorDataModule):
         self.fractions["train"] += sum(self.fractions[name] for name in own_files)  # test stays a tenth of the rows
         self.random_split = self.split.by in ("random", "group") and test_path is None
         self.window_rows = window_rows
-        self.block_rows = (
-            None if window_rows is None else -(-window_rows // BLOCKS)
-        )  # read at a time; None: a whole file
+        # Read at a time; None: a whole file
+        self.block_rows = None if window_rows is None else -(-window_rows // BLOCKS)
         streamed = "weight_column: rows that are read by data.window_rows have no weights; use data.window_rows=null"
         require(window_rows is None or not self.weight_columns, streamed)
         self.keep_encoding = keep_encoding
@@ -158,20 +157,19 @@ class TableDataModule(TensorDataModule):
         twice = sorted(by_hand.intersection(self.ignore))
         require(not twice, f"data.columns, data.ignore: {', '.join(map(format_value, twice))} is named in both")
         for name, target in self.options.targets.items():
-            fits = target not in kinds or kinds[target].kind in (None, "category")
-            require(fits, f"data.columns.{target}: {name} is compared with it, so its kind is category")
+            is_category = target not in kinds or kinds[target].kind in (None, "category")
+            require(is_category, f"data.columns.{target}: {name} is compared with it, so its kind is category")
         both = f"data.weight_column={format_value(self.weight_column)}: this column is also named as an input"
         require(self.weight_column not in inputs, both)
         for task in self.labels:
-            here, ranking = f"data.tasks.{task.name}", [name for name in task.metrics if metric_family(name) in RANKING]
+            location = f"data.tasks.{task.name}"
+            ranking = [name for name in task.metrics if metric_family(name) in RANKING]
             for column in (task.column, task.weight_column):
-                require(column not in inputs, f"{here}: its column {column!r} is also named as an input")
-            weighs = task.column not in self.weight_columns
-            require(weighs, f"{here}: its column {task.column!r} is also named as a weight_column")
-            grouped = (
-                f"{', '.join(ranking)} ranks the rows of each group; name its column, as in data.group_column=user"
-            )
-            require(not ranking or self.group_column is not None, f"{here}.metrics: {grouped}")
+                require(column not in inputs, f"{location}: its column {column!r} is also named as an input")
+            both = f"{location}: its column {task.column!r} is also named as a weight_column"
+            require(task.column not in self.weight_columns, both)
+            hint = "ranks the rows of each group; name its column, as in data.group_column=user"
+            require(not ranking or self.group_column is not None, f"{location}.metrics: {', '.join(ranking)} {hint}")
             date = f"data.columns.{task.column}.format={task.form}: the labels of task {task.name!r} are no dates"
             require(task.form not in DATES, date)
 
@@ -203,9 +201,9 @@ class TableDataModule(TensorDataModule):
         self.row_encoder.remarks.report_invalid()
         self.warn_of_trained_file()
         sources = {name: rows[name].source.location for name in splits}
-        for here in dict.fromkeys(sources.values()):
-            counts = (f"{len(part)} {name}" for name, part in splits.items() if sources[name] == here)
-            logger.info("%s: %s", here, ", ".join(counts))
+        for location in dict.fromkeys(sources.values()):
+            counts = (f"{len(rows)} {name}" for name, rows in splits.items() if sources[name] == location)
+            logger.info("%s: %s", location, ", ".join(counts))
         return spec, splits
 
     def _served(self, rows: SplitRows, tasks: Sequence[TaskSpec], grouped: bool) -> Batch | StreamedRows:
@@ -249,8 +247,8 @@ class TableDataModule(TensorDataModule):
         return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
 
     def row_info(self, split: str) -> pl.DataFrame:
-        known = self._row_info[split]
-        return read_row_info(known, self.slices) if isinstance(known, SplitRows) else known
+        rows = self._row_info[split]
+        return read_row_info(rows, self.slices) if isinstance(rows, SplitRows) else rows
 
     def _row_sources(self, split: str) -> Any:
         digests, name = super()._row_sources(split), split if split in self.paths else "train"
@@ -284,11 +282,11 @@ class TableDataModule(TensorDataModule):
             self._check_named(source.columns, self.paths[name])
             lists = [column for column in self.slices if source.schema[column].is_nested()]
             require(not lists, f"data.slices: {self.paths[name]} has lists in {join_names(lists)}; give single values")
-            rest = sources["train"].columns if "train" in sources and self.row_encoder is None else []
-            missing = [column for column in rest if column not in (*source.columns, *self.ignore)]
+            needed = sources["train"].columns if "train" in sources and self.row_encoder is None else []
+            missing = [column for column in needed if column not in (*source.columns, *self.ignore)]
             require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {join_names(missing)}")
-        found = {name: SplitRows.every(source, self.block_rows) for name, source in sources.items() if name != "train"}
-        return found | (self._divided(sources["train"]) if "train" in sources else {})
+        rows = {name: SplitRows.every(source, self.block_rows) for name, source in sources.items() if name != "train"}
+        return rows | (self._divided(sources["train"]) if "train" in sources else {})
 
     def _divided(self, source: RowSource) -> dict[str, SplitRows]:
         """Return the splits that share the rows of ``data.path``."""
@@ -318,15 +316,21 @@ class TableDataModule(TensorDataModule):
         reading: dict[str, Any] = {"separator": self.csv.separator, "null_values": self.csv.null_values}
         reading["from_text"] = train.source.from_text
         if self.earlier is not None:
-            encoder, known = replace(self.earlier[0], on_invalid=self.options.on_invalid, **reading), self.earlier[1]
+            encoder, earlier_tasks = (
+                replace(self.earlier[0], on_invalid=self.options.on_invalid, **reading),
+                self.earlier[1],
+            )
             check_columns(train.source.columns, encoder.columns, where)
             check_kept(encoder, self.options, inputs)
             self.row_encoder, added = extend_encoder(encoder, train.frames, self.options)
             new = join_names(f"{name} {count:,}" for name, count in added.items())
             logger.info("the encoding is that of start_from; new categories: %s", new or "none")
-            tasks = tasks_of(self.labels, known, train.frames, where)
-            filled, before = tasks_filled_after(self.labels, tasks, train.frames), {task.name for task in known}
-            self.row_encoder.filled_after.extend(name for name in filled if name not in before)
+            tasks = learn_tasks(self.labels, earlier_tasks, train.frames, where)
+            filled, earlier_names = (
+                find_filled_tasks(self.labels, tasks, train.frames),
+                {task.name for task in earlier_tasks},
+            )
+            self.row_encoder.filled_after.extend(name for name in filled if name not in earlier_names)
             return DataSpec(self.row_encoder.inputs, tasks)
         self.row_encoder, tasks = learn(train.frames, len(train), inputs, self.labels, where, self.options, **reading)
         return DataSpec(self.row_encoder.inputs, tasks)
@@ -337,11 +341,11 @@ class TableDataModule(TensorDataModule):
         batch = concat_batches([self._batch(frame, tasks, file, grouped) for frame, file in frames])
         for task in tasks if batch.weights else ():
             weights = batch.weights[task.name]
-            given = weights[labelled(task, batch.targets[task.name])]
-            mean = float(given.mean()) if len(given) else 1.0
+            labelled_weights = weights[labelled(task, batch.targets[task.name])]
+            mean = float(labelled_weights.mean()) if len(labelled_weights) else 1.0
             column = self._weight_columns_by_task()[task.name]
-            here = f"{rows.source.location}, column {column!r}"
-            require(mean > 0, f"{here}: all labels of task {task.name!r} have weight 0")
+            location = f"{rows.source.location}, column {column!r}"
+            require(mean > 0, f"{location}: all labels of task {task.name!r} have weight 0")
             batch.weights[task.name] = (weights / mean).float()
         return batch
 
@@ -368,12 +372,14 @@ class TableDataModule(TensorDataModule):
         if not rate or self.trainer is None or not self.trainer.training:
             return batch
         assert self.row_encoder is not None
-        cut, (epoch, number) = self.training_cut(), self._position()
-        low, high = (end - number * cut.size for end in cut.bounds(number))  # rows of this process in the global batch
+        plan, (epoch, number) = self.training_plan(), self._position()
+        low, high = (
+            end - number * plan.size for end in plan.bounds(number)
+        )  # rows of this process in the global batch
         generator, inputs = make_generator(self.shuffle_seed, epoch, number, 0), dict(batch.inputs)
         for name, unknown in self.row_encoder.unknown.items():
             ids = inputs[name]
-            drawn = torch.rand(cut.size, *ids.shape[1:], generator=generator)[low:high].to(ids.device)
+            drawn = torch.rand(plan.size, *ids.shape[1:], generator=generator)[low:high].to(ids.device)
             inputs[name] = ids.masked_fill((drawn < rate) & (ids > unknown), unknown)
         return Batch(inputs, batch.targets, batch.weights, batch.groups)
 
@@ -381,9 +387,9 @@ class TableDataModule(TensorDataModule):
         """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""
         assert self.row_encoder is not None
         pairs = zip(self.labels, tasks, strict=True)
-        targets = {task.name: task.targets(known, frame, where) for task, known in pairs}
-        targets = chained(self.labels, targets, self.row_encoder.filled_after, frame, where)
-        return where_positive(self.labels, targets)
+        targets = {task.name: task.targets(spec, frame, where) for task, spec in pairs}
+        targets = fill_chains(self.labels, targets, self.row_encoder.filled_after, frame, where)
+        return mask_by_conditions(self.labels, targets)
 
     def groups(self, frame: pl.DataFrame, where: str) -> Tensor | None:
         """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell.
@@ -439,9 +445,9 @@ def read_weights(frame: pl.DataFrame, name: str, where: str, form: str = "") -> 
     cells = Cells(frame, name, where)
     cells.check_type(" to weights")
     column = cells.numbers(form)
-    bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
-    if len(bad):
-        raise InputError(f"{cells.describe(bad[0])} is not a weight, a number from 0 to {HEAVIEST:g}")
+    invalid = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
+    if len(invalid):
+        raise InputError(f"{cells.describe(invalid[0])} is not a weight, a number from 0 to {HEAVIEST:g}")
     return torch.from_numpy(column.to_numpy(writable=True))
 
 

@@ -16,7 +16,7 @@ from mtl.options import validated
 from mtl.types import Batch, DataSpec
 
 from .base import TensorDataModule, check_labels
-from .constants import with_constants
+from .constant_predictions import with_constants
 from .feeding import RowsLoader
 from .texts.rows import RaggedRows
 
@@ -40,7 +40,7 @@ class TasksDataset(Dataset["Batch | list[Batch]"]):
 
     def __getitem__(self, index: Index | list[Index]) -> Batch | list[Batch]:
         if isinstance(index, list):
-            return [self._batch(one) for one in index]
+            return [self._batch(item) for item in index]
         return self._batch(index)
 
     def _batch(self, index: Index) -> Batch:
@@ -244,4 +244,4 @@ class TasksDataModule(TensorDataModule):
 
 def row_lengths(rows: Mapping[str, Rows]) -> dict[str, Tensor]:
     """Return the lengths ``[N]`` of the rows of each task that has rows of different lengths."""
-    return {task: one.lengths for task, one in rows.items() if isinstance(one, RaggedRows)}
+    return {task: ragged.lengths for task, ragged in rows.items() if isinstance(ragged, RaggedRows)}

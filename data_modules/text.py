@@ -52,10 +52,10 @@ class TextOptions(LabelRules):
     def labels(self, name: str) -> TargetOptions:
         """Return the labels of task ``name``; raise InputError if options do not fit together."""
         shared = {key: getattr(self, key) for key in LabelRules.model_fields}
-        found = TargetOptions.of(name, LabelOptions(**shared, column=self.label))
-        ranking = ", ".join(metric for metric in found.metrics if metric_family(metric) in RANKING)
+        options = TargetOptions.of(name, LabelOptions(**shared, column=self.label))
+        ranking = ", ".join(metric for metric in options.metrics if metric_family(metric) in RANKING)
         require(not ranking, f"data.tasks.{name}.metrics: {ranking} ranks the rows of groups, which texts have not")
-        return found
+        return options
 
 
 class TextDataModule(TextTasksDataModule):
@@ -81,9 +81,9 @@ class TextDataModule(TextTasksDataModule):
         self.sources = tasks or {}
         self.labels = {name: source.labels(name) for name, source in self.sources.items()}
         self.separator = separator
-        own = [set(source.paths) for source in self.sources.values()]
-        self.shares = by_split(split, set.intersection(*own) - {"train"})
-        self.random_split = not any("test" in paths for paths in own)
+        splits_with_files = [set(source.paths) for source in self.sources.values()]
+        self.shares = by_split(split, set.intersection(*splits_with_files) - {"train"})
+        self.random_split = not any("test" in paths for paths in splits_with_files)
 
     def prepare_data(self) -> None:
         for name, source in self.sources.items():
@@ -101,31 +101,31 @@ class TextDataModule(TextTasksDataModule):
         return {name: source.columns for name, source in self.sources.items()}
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
-        known = {} if self._spec is None else {task.name: task for task in self._spec.tasks}  # of a checkpoint
+        specs_by_name = {} if self._spec is None else {task.name: task for task in self._spec.tasks}  # of a checkpoint
         specs, splits = [], {split: dict[str, Texts]() for split in self.wanted}
         for name, source in self.sources.items():
             frames = {split: self._read(name, source, split) for split in files_to_read(source.paths, self.wanted)}
             frames = self._split(name, source, frames) if "train" in frames else frames
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
-            if name not in known:
-                spec = self.labels[name].learnt(frames["train"], where["train"])
-                known[name] = dataclasses.replace(spec, small=len(frames["train"]) <= SMALL)
-            specs.append(known[name])
+            if name not in specs_by_name:
+                spec = self.labels[name].learn(frames["train"], where["train"])
+                specs_by_name[name] = dataclasses.replace(spec, small=len(frames["train"]) <= SMALL)
+            specs.append(specs_by_name[name])
             for split in self.wanted:
                 columns = [frames[split][column].fill_null("").to_list() for column in source.columns]
-                labels = self.labels[name].targets(known[name], frames[split], where[split])
+                labels = self.labels[name].targets(specs_by_name[name], frames[split], where[split])
                 splits[split][name] = Texts.of(columns, labels)
         return specs, splits
 
     def _read(self, name: str, source: TextOptions, split: str) -> pl.DataFrame:
         """Return the labelled rows of one file. Raises InputError."""
-        file, here, label = source.paths[split], f"data.tasks.{name}", self.labels[name].column
+        file, location, label = source.paths[split], f"data.tasks.{name}", self.labels[name].column
         reading: dict[str, Any] = {"separator": self.separator, "null_values": [""], "in_memory": True}
-        frame = pl.concat([block for block, _ in read_blocks(file, f"{here}.{OPTION[split]}", **reading)])
-        check_columns(named(frame), [*source.columns, label], f"{here}: {file}", "")
+        frame = pl.concat([block for block, _ in read_blocks(file, f"{location}.{OPTION[split]}", **reading)])
+        check_columns(named(frame), [*source.columns, label], f"{location}: {file}", "")
         for column in source.columns:
             kind = frame[column].dtype
-            require(kind == pl.String, f"{here}: column {column!r} of {file} holds {kind}, not texts")
+            require(kind == pl.String, f"{location}: column {column!r} of {file} holds {kind}, not texts")
         labelled = frame.filter(as_text(frame[label]).is_not_null())
         require(len(labelled) > 0, f"{file}, column {label!r}: no row has a label for task {name!r}")
         if len(labelled) < len(frame):
@@ -134,10 +134,12 @@ class TextDataModule(TextTasksDataModule):
 
     def _split(self, name: str, source: TextOptions, frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
         """Divide the rows of ``path`` among the splits that have no file of their own."""
-        rest = frames.pop("train")
-        own = source.paths.keys() - {"train"}
-        shares = {split: self.shares[split] for split in SPLITS if split not in own}
-        parts = random_split(len(rest), shares, self.generator(name))
-        require_rows(parts, f"{source.paths['train']}: of its {len(rest)} rows with labels, data.split leaves none for")
-        frames |= {split: rest[part.sort().values.numpy()] for split, part in parts.items()}
+        frame = frames.pop("train")
+        with_files = source.paths.keys() - {"train"}
+        shares = {split: self.shares[split] for split in SPLITS if split not in with_files}
+        parts = random_split(len(frame), shares, self.generator(name))
+        require_rows(
+            parts, f"{source.paths['train']}: of its {len(frame)} rows with labels, data.split leaves none for"
+        )
+        frames |= {split: frame[part.sort().values.numpy()] for split, part in parts.items()}
         return frames

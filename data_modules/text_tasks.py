@@ -74,8 +74,8 @@ class TextEncoder(RowEncoder):
             return {name: torch.zeros(0, 1, dtype=torch.int64) for name in ("tokens", "segments")}
         labels = torch.zeros(len(frame))
         rows = Texts.marked(texts, labels, where) if task in self.marked else Texts.of(texts, labels)
-        found = self.tokenizer.encode(rows, self.max_length[task])
-        return self.tokenizer.ragged(found, {}).select(torch.arange(len(frame))).inputs
+        content = self.tokenizer.encode(rows, self.max_length[task])
+        return self.tokenizer.ragged(content, {}).select(torch.arange(len(frame))).inputs
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         return read_blocks(path, separator=self.separator, null_values=[""])

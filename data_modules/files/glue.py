@@ -196,11 +196,11 @@ def _unpack(root: Path, source: Source) -> None:
     with unpacked(root / source.archive) as content:
         for path in source.paths():
             # Only at the same depth: GLUE's archives also have the original files that its own were made from
-            found = [
+            files = [
                 file for file in sorted(content.glob(str(Path("[!_.]*", *Path(path).parts[1:])))) if file.is_file()
             ]
-            require(bool(found), f"{root / source.archive} contains no {Path(path).name}: delete it and start again")
-            move_missing(found[0], root / path)
+            require(bool(files), f"{root / source.archive} contains no {Path(path).name}: delete it and start again")
+            move_missing(files[0], root / path)
 
 
 def _split_mrpc(root: Path) -> None:

@@ -33,19 +33,19 @@ def regular_size(path: Path, option: str = "") -> int:
     Raises InputError if it is missing, a folder, or a pipe or device, which might be endless; ``option`` is the option
     that names the file in messages.
     """
-    here = f"{option}={path}" if option else str(path)
+    location = f"{option}={path}" if option else str(path)
     if isinstance(path, CloudPath):
         return 1
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{here}: no such file") from None
+        raise InputError(f"{location}: no such file") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{here}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"{location}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if stat.S_ISDIR(status.st_mode):
-        raise InputError(f"{here} is a folder: give a file")
+        raise InputError(f"{location} is a folder: give a file")
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{here} is a pipe or a device: give a regular file")
+        raise InputError(f"{location} is a pipe or a device: give a regular file")
     return status.st_size
 
 
@@ -56,29 +56,33 @@ def files_of(path: Path, option: str = "") -> list[Path]:
     pattern such as ``visits/*.parquet``; of one in the cloud, files without rows are left out. ``option`` is the option
     that names the files in messages. Raises InputError if there is no file, or if formats differ.
     """
-    here = f"{option}={path}" if option else str(path)
+    location = f"{option}={path}" if option else str(path)
     if isinstance(path, CloudPath):
         require(
-            path.name.endswith(SUFFIXES), f"{here}: in the cloud, give a file or a pattern, as in s3://NAME/*.parquet"
+            path.name.endswith(SUFFIXES),
+            f"{location}: in the cloud, give a file or a pattern, as in s3://NAME/*.parquet",
         )
-        found: list[Path] = [*map(CloudPath, cloud_rows(path))] if is_pattern(path) else [path]
-        require(bool(found), f"{here}: no file with rows matches this pattern")
+        files: list[Path] = [*map(CloudPath, cloud_rows(path))] if is_pattern(path) else [path]
+        require(bool(files), f"{location}: no file with rows matches this pattern")
     elif os.path.isdir(path):
-        found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
-        found = [file for file in found if not file.name.startswith(".")]
-        require(bool(found), f"{here} is a folder without tables ({', '.join(SUFFIXES)}): give a file, or their folder")
+        files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+        files = [file for file in files if not file.name.startswith(".")]
+        require(
+            bool(files), f"{location} is a folder without tables ({', '.join(SUFFIXES)}): give a file, or their folder"
+        )
     elif is_pattern(path):
-        found = sorted(Path(file) for file in glob.glob(str(path), recursive=True))
-        require(bool(found), f"{here}: no file matches this pattern")
+        files = sorted(Path(file) for file in glob.glob(str(path), recursive=True))
+        require(bool(files), f"{location}: no file matches this pattern")
     else:
-        found = [path]
-    for file in found:
+        files = [path]
+    for file in files:
         regular_size(file, option)
-    formats = sorted({suffix for file in found for suffix in SUFFIXES if file.name.endswith(suffix)})
+    formats = sorted({suffix for file in files for suffix in SUFFIXES if file.name.endswith(suffix)})
     require(
-        len(formats) < 2, f"{here}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv"
+        len(formats) < 2,
+        f"{location}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv",
     )
-    return found
+    return files
 
 
 def cloud_rows(path: CloudPath) -> dict[str, int]:

@@ -14,11 +14,11 @@ from mtl.checks import join_names, require
 from mtl.files.literals import escape_interpolation
 
 from .encoder import check_columns
-from .inference import is_named
+from .inference import has_id_name
 from .labels import TargetOptions
 from .learning import infer
 from .options import TableOptions
-from .overview import overview
+from .overview import log_overview
 from .profile import Profile
 from .row_source import RowSource
 
@@ -44,41 +44,47 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     check_columns(columns, labels, str(path), "")
     where, options = str(path), TableOptions()
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, options)
-    kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
+    kinds = {profile.name: kind for profile in candidates if (kind := task_kind(profile))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
+    problems = [profile.problem for profile in candidates if profile.name in unfit and profile.problem]
     message = f"{where}: {join_names(unfit)}: constants, dates, lists, identifiers and free text are no labels"
-    require(not unfit, "; ".join([message, *(one.problem for one in candidates if one.name in unfit and one.problem)]))
+    require(not unfit, "; ".join([message, *problems]))
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
     task_options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
-    forms = {one.name: one.form for one in candidates if one.form and tasks.get(one.name) == "regression"}
+    formats = {
+        column.name: column.form for column in candidates if column.form and tasks.get(column.name) == "regression"
+    }
     targets = [
-        task.model_copy(update={"form": forms.get(task.column, "")}) for task in TargetOptions.each(task_options)
+        task.model_copy(update={"form": formats.get(task.column, "")})
+        for task in TargetOptions.from_tasks(task_options)
     ]
     inputs = [column for column in columns if column not in tasks]
     require(bool(inputs), f"{where}: no column is left as input")
-    found, _, sample = infer(blocks, rows, inputs, targets, where, options)
-    overview(found, targets, sample, f"{where}, {rows:,} rows", rows)
-    for column in found:
-        if column.problem:
-            logger.warning("%s", column.problem)
-    for advice in split_advice(found, rows):
+    profiles, _, sample = infer(blocks, rows, inputs, targets, where, options)
+    log_overview(profiles, targets, sample, f"{where}, {rows:,} rows", rows)
+    for profile in profiles:
+        if profile.problem:
+            logger.warning("%s", profile.problem)
+    for advice in split_advice(profiles, rows):
         logger.info("%s", advice)
-    return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, task_options, forms))
+    return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(
+        yaml_lines(profiles, task_options, formats)
+    )
 
 
 def split_advice(columns: Sequence[Profile], rows: int) -> list[str]:
     """Return how to split rows that have dates or that belong to users: random rows would be like the training rows."""
-    found = []
+    advice = []
     dates = [column.name for column in columns if column.used and column.kind == "date"]
     if dates:
-        words = f"data.split.by=time 'data.split.column={dates[0]}'"
-        found.append(f"rows have dates: to test on later rows than those of the training, set {words}")
-    owners = [one for one in columns if one.used and one.kind == "category" and is_named(one.name)]
+        options = f"data.split.by=time 'data.split.column={dates[0]}'"
+        advice.append(f"rows have dates: to test on later rows than those of the training, set {options}")
+    owners = [column for column in columns if column.used and column.kind == "category" and has_id_name(column.name)]
     if owners and owners[0].counts is not None:
-        each = rows / max(1, len(owners[0].counts.table()))
-        words = f"data.split.by=group 'data.split.column={owners[0].name}'"
-        found.append(f"{owners[0].name} has {each:.1f} rows each: to test on new ones, set {words}")
-    return found
+        rows_per_owner = rows / max(1, len(owners[0].counts.table()))
+        options = f"data.split.by=group 'data.split.column={owners[0].name}'"
+        advice.append(f"{owners[0].name} has {rows_per_owner:.1f} rows each: to test on new ones, set {options}")
+    return advice
 
 
 def task_kind(column: Profile) -> str | None:
@@ -94,12 +100,12 @@ def task_name(column: str) -> str:
     return re.sub(r"[^\w -]+", "_", column).strip() or "task"
 
 
-def lines_of(columns: Sequence[Profile], tasks: dict[str, Any], forms: dict[str, str]) -> list[str]:
-    """Return the options as lines of YAML; ``forms``: the formats of labels."""
-    described = {one.name: column_options(one) for one in columns if one.used and one.kind in DESCRIBED}
-    described |= {name: {"format": form} for name, form in forms.items()}
+def yaml_lines(columns: Sequence[Profile], tasks: dict[str, Any], formats: dict[str, str]) -> list[str]:
+    """Return the options as lines of YAML; ``formats``: those of labels."""
+    described = {column.name: column_options(column) for column in columns if column.used and column.kind in DESCRIBED}
+    described |= {name: {"format": label_format} for name, label_format in formats.items()}
     # Identifiers and free text are left out anyway, until data.columns names their kind, as is advised
-    constant = [one.name for one in columns if not one.varies]
+    constant = [column.name for column in columns if not column.varies]
     lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]
     lines += ["  columns:\n"] * bool(described)
     lines += [f"    {flow(name)}: {flow(options)}\n" for name, options in described.items()]

@@ -44,7 +44,7 @@ class TableEncoder(RowEncoder):
     ``columns_by_name``: in the order in which their ids and numbers are inputs. ``on_invalid``: with "missing", a cell
     that should be a number or date and is not becomes a missing value, which ``remarks`` count; with "error" it raises
     InputError. ``filled_after``: the tasks of chains in whose columns an empty cell may mean no, see
-    ``tasks_filled_after``.
+    ``find_filled_tasks``.
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
     file, so cells that equal one of ``null_values`` are empty in all rows. Otherwise only numbers and dates are.
@@ -91,7 +91,11 @@ class TableEncoder(RowEncoder):
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
         """The vocabulary of each input that is ids."""
-        return {name: known for column in self.columns_by_name.values() for name, known in column.vocabularies.items()}
+        return {
+            name: vocabulary
+            for column in self.columns_by_name.values()
+            for name, vocabulary in column.vocabularies.items()
+        }
 
     @property
     def scales(self) -> dict[str, Scale]:
@@ -139,10 +143,10 @@ class TableEncoder(RowEncoder):
 
     def unusual_cells(self) -> str:
         parts = []
-        for what in (UNSEEN, FAR):
-            counts = {name: count for (kind, name), count in self.remarks.unusual.items() if kind == what and count}
+        for kind in (UNSEEN, FAR):
+            counts = {name: count for (key, name), count in self.remarks.unusual.items() if key == kind and count}
             columns = join_names(f"{name} {count:,}" for name, count in counts.items())
-            parts += [f"{what}: {sum(counts.values()):,} ({columns})"] if counts else []
+            parts += [f"{kind}: {sum(counts.values()):,} ({columns})"] if counts else []
         return "; ".join(parts)
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
@@ -153,8 +157,8 @@ class TableEncoder(RowEncoder):
             yield from read_blocks(path, separator=self.separator, null_values=())
         finally:
             self.remarks.report_invalid()
-            if found := self.unusual_cells():
-                logger.warning("%s, %s", path, found)
+            if unusual := self.unusual_cells():
+                logger.warning("%s, %s", path, unusual)
 
 
 def numbered(frame: pl.DataFrame) -> pl.DataFrame:
@@ -163,11 +167,11 @@ def numbered(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_columns(
-    there: Sequence[str], columns: Sequence[str], where: str, end: str = ", which the network reads"
+    present: Sequence[str], columns: Sequence[str], where: str, end: str = ", which the network reads"
 ) -> None:
-    """Raise InputError if some ``columns`` are not ``there``; the message names the missing and the given columns."""
-    missing = [name for name in columns if name not in there]
-    near = difflib.get_close_matches(missing[0], there, 1) if len(missing) == 1 else []
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {join_names(missing)}"
-    require(not missing, f"{where} has no {which}{hint}{end}; it has {join_names(there) or 'none'}")
+    """Raise InputError if some ``columns`` are not ``present``; the message names the missing and the present ones."""
+    missing = [name for name in columns if name not in present]
+    similar = difflib.get_close_matches(missing[0], present, 1) if len(missing) == 1 else []
+    hint = f" (did you mean {similar[0]!r}?)" if similar else ""
+    names = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {join_names(missing)}"
+    require(not missing, f"{where} has no {names}{hint}{end}; it has {join_names(present) or 'none'}")

@@ -54,10 +54,10 @@ def dates_in_format(text: pl.Series, form: str) -> pl.Series:
         .otherwise((clock + " " + half.str.to_uppercase()).str.to_time("%I:%M:%S %p", strict=False))
     )
     day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATES.get(form, ISO), strict=False)
-    found = cells.select(
+    dates = cells.select(
         pl.when(day.dt.year() >= (LEAST_YEAR if form else 1)).then(day.dt.combine(time)).alias(text.name)
     )
-    return found.to_series().cast(pl.Datetime("us"))
+    return dates.to_series().cast(pl.Datetime("us"))
 
 
 def numbers_in_format(text: pl.Series, form: str) -> pl.Series:
@@ -71,8 +71,8 @@ def numbers_in_format(text: pl.Series, form: str) -> pl.Series:
     before, behind = (re.escape(str(part).strip()) for part in (prefix, suffix))
     group = rf"[{re.escape(thousands)}'\s]"
     digits = rf"[+-]?(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?"
-    found = text.str.strip_chars().str.extract(rf"^(?:{before})?\s*({digits})\s*(?:{behind})?$", 1)
-    return found.str.replace_all(group, "").str.replace(decimal, ".", literal=True).cast(pl.Float64)
+    digits_alone = text.str.strip_chars().str.extract(rf"^(?:{before})?\s*({digits})\s*(?:{behind})?$", 1)
+    return digits_alone.str.replace_all(group, "").str.replace(decimal, ".", literal=True).cast(pl.Float64)
 
 
 def write_number(number: float, form: str) -> str:
@@ -84,10 +84,14 @@ def write_number(number: float, form: str) -> str:
 
 def number_formats(text: pl.Series) -> list[str]:
     """Return the formats that the numbers in texts may have, all with the unit of the first of them."""
-    parts = some(text).str.strip_chars().str.extract_groups(WITH_UNIT).struct.unnest()
+    parts = some_values(text).str.strip_chars().str.extract_groups(WITH_UNIT).struct.unnest()
     parts = parts.filter(pl.any_horizontal(pl.all().is_not_null()))
-    before, one, other, behind = ("" if part is None else part for part in (parts.row(0) if len(parts) else [""] * 4))
-    return [f"{before}{one if before else ''}{number}{other if behind else ''}{behind}" for number in NUMBERS]
+    before, gap_before, gap_behind, behind = (
+        "" if part is None else part for part in (parts.row(0) if len(parts) else [""] * 4)
+    )
+    return [
+        f"{before}{gap_before if before else ''}{number}{gap_behind if behind else ''}{behind}" for number in NUMBERS
+    ]
 
 
 @dataclass(frozen=True)
@@ -99,24 +103,24 @@ class Fit:
     share: float
 
 
-def best(table: pl.DataFrame, forms: Sequence[str], read: Callable[[pl.Series, str], pl.Series]) -> Fit:
+def best_fit(table: pl.DataFrame, forms: Sequence[str], read: Callable[[pl.Series, str], pl.Series]) -> Fit:
     """Return the formats that fit the most cells of distinct texts, in the columns value and count.
 
     Formats that read all texts alike count once, and the standard format, if it fits, is the only one.
     """
     values, count = table["value"], table["count"]
-    few = some(values)
-    likely = [form for form in forms if read(few, form).count() * 2 >= len(few)]
-    found = {form: read(values, form) for form in likely}
-    cells = {form: int(count.filter(parsed.is_not_null()).sum()) for form, parsed in found.items()}
+    sample = some_values(values)
+    likely = [form for form in forms if read(sample, form).count() * 2 >= len(sample)]
+    parsed_by_format = {form: read(values, form) for form in likely}
+    cells = {form: int(count.filter(parsed.is_not_null()).sum()) for form, parsed in parsed_by_format.items()}
     fitting = [form for form in likely if cells[form] == max(cells.values())]
     if not fitting:
         return Fit([], values.clear(), 0.0)
-    parsed = found[fitting[0]]
-    others = [form for form in fitting[1:] if fitting[0] and not found[form].equals(parsed)]
+    parsed = parsed_by_format[fitting[0]]
+    others = [form for form in fitting[1:] if fitting[0] and not parsed_by_format[form].equals(parsed)]
     return Fit([fitting[0], *others], parsed, cells[fitting[0]] / max(1, int(count.sum())))
 
 
-def some(values: pl.Series) -> pl.Series:
+def some_values(values: pl.Series) -> pl.Series:
     """Return some values from all parts of a column."""
     return values.gather_every(max(1, len(values) // SOME))

@@ -51,12 +51,14 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
     kinds = {name: column.kind for column in columns.values() for name in column.vocabularies}
     after, merged = dict(before), {name: merge(blocks) for name, blocks in histograms.items()}
     for names in shared.values():
-        known, needed = before[names[0]], options.vocabulary.min_count_of(kinds[names[0]])
+        vocabulary, needed = before[names[0]], options.vocabulary.min_count_of(kinds[names[0]])
         table = text_counts([counts[name] for name in names])
-        is_new = pl.Series(known.encode(table["value"]).numpy() == UNKNOWN)
-        most = options.vocabulary.max_size
-        new = most_frequent(table.filter(is_new), needed, None if most is None else max(0, most - len(known.values)))
-        after |= dict.fromkeys(names, Vocabulary([*known.values, *new], known.added + len(new)))
+        is_new = pl.Series(vocabulary.encode(table["value"]).numpy() == UNKNOWN)
+        max_size = options.vocabulary.max_size
+        new = most_frequent(
+            table.filter(is_new), needed, None if max_size is None else max(0, max_size - len(vocabulary.values))
+        )
+        after |= dict.fromkeys(names, Vocabulary([*vocabulary.values, *new], vocabulary.added + len(new)))
         # Known categories stay known, however rare they are in these rows
         table = table.select("value", all=pl.when(is_new).then("count").otherwise(pl.lit(math.inf)))
         for name in names:
@@ -67,9 +69,13 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
     extended = {name: column.extended(after, merged[name]) for name, column in columns.items()}
     for name, column in extended.items():
         if isinstance(column, ListColumn):
-            most = options.of(name).max_length or column.length
-            extended[name] = replace(column, length=min(lengths[name], most))
-    added = {name: known.size - before[name].size for name, known in after.items() if known.size > before[name].size}
+            max_size = options.of(name).max_length or column.length
+            extended[name] = replace(column, length=min(lengths[name], max_size))
+    added = {
+        name: vocabulary.size - before[name].size
+        for name, vocabulary in after.items()
+        if vocabulary.size > before[name].size
+    }
     return replace(encoder, columns_by_name=extended), added
 
 
@@ -81,47 +87,48 @@ def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[
     left_out = [name for name in encoder.columns if name not in inputs]
     role = "is ignored, or holds labels, weights or splits, but is an input of the run of start_from"
     require(not left_out, f"data: {join_names(left_out)} {role}; {ANEW}")
-    other = []
+    differing = []
     for name, column in options.columns.items():
         stated = {"format": column.format} if column.format is not None else {}
         if column.kind is not None:
             stated |= {option: getattr(column, option) for option in ("kind", "ids", "separator", "target")}
         read = encoder.columns_by_name.get(name)
         learnt = {"format": column.format} if read is None else read.options  # without a column: of labels
-        other += [
+        differing += [
             f"columns.{name}.{key}={format_value(value)}" for key, value in stated.items() if value != learnt.get(key)
         ]
-    there = "is not as in the run of start_from, whose encoding stays"
-    require(not other, f"data: {join_names(other)} {there}; {ANEW}")
+    unlike = "is not as in the run of start_from, whose encoding stays"
+    require(not differing, f"data: {join_names(differing)} {unlike}; {ANEW}")
 
 
-def tasks_of(
+def learn_tasks(
     labels: Sequence[TargetOptions], earlier: Sequence[TaskSpec], blocks: Blocks, where: str
 ) -> list[TaskSpec]:
     """Return the task of each of ``labels``, learnt from the rows; an ``earlier`` one keeps its classes and its scale.
 
     Raises InputError for an option that changes what the outputs of an earlier task mean.
     """
-    before = {task.name: task for task in earlier}
+    specs_by_name = {task.name: task for task in earlier}
     for label in labels:
-        if label.name in before:
-            check_meaning(label, before[label.name])
-    collectors = {label.name: label.collector() for label in labels}
+        if label.name in specs_by_name:
+            check_meaning(label, specs_by_name[label.name])
+    statistics = [label.new_statistics() for label in labels]
     for frame, file in blocks(list(dict.fromkeys(label.column for label in labels))):
-        for label in labels:
-            label.collect(collectors[label.name], frame, file)
-    return [label.conclude(collectors[label.name], where, before.get(label.name)) for label in labels]
+        for label, values in zip(labels, statistics, strict=True):
+            label.update(values, frame, file)
+    pairs = zip(labels, statistics, strict=True)
+    return [label.finish(values, where, specs_by_name.get(label.name)) for label, values in pairs]
 
 
 def check_meaning(label: TargetOptions, task: TaskSpec) -> None:
     """Raise InputError if an option of ``label`` contradicts what the outputs of the trained ``task`` mean."""
     options: dict[str, Any] = {name: getattr(label, name) for name in ("kind", "loss", "transform", "after")}
     options["quantiles"] = label.objective.get("quantiles", ())
-    other = {name: value for name, value in options.items() if value != getattr(task, name)}
+    differing = {name: value for name, value in options.items() if value != getattr(task, name)}
     if label.positive is not None and as_text(pl.Series([label.positive]))[0] not in task.classes[-1:]:
-        other["positive"] = label.positive
+        differing["positive"] = label.positive
     scaled = (task.mean, task.std) != (0.0, 1.0)
     if label.standardize is not None and label.standardize != scaled:
-        other["standardize"] = label.standardize
-    changed = join_names(f"{name}={format_value(value)}" for name, value in other.items())
-    require(not other, f"data.tasks.{label.name}: {changed} is not as in the run of start_from; {ANEW}")
+        differing["standardize"] = label.standardize
+    changed = join_names(f"{name}={format_value(value)}" for name, value in differing.items())
+    require(not differing, f"data.tasks.{label.name}: {changed} is not as in the run of start_from; {ANEW}")

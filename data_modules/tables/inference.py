@@ -12,7 +12,7 @@ import polars as pl
 from mtl.checks import InputError
 
 from .cells import Cells, expected_date, expected_number, is_date, is_list, parse, parse_dates
-from .formats import DATES, Fit, best, number_formats, some
+from .formats import DATES, Fit, best_fit, number_formats, some_values
 from .options import TableOptions
 
 Kind = Literal["category", "number", "date", "list", "text", "identifier", "free text"]
@@ -63,7 +63,7 @@ class Inferred:
     repeats: bool = False
 
 
-def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callable[[Parse], str]) -> Inferred:
+def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Callable[[Parse], str]) -> Inferred:
     """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
@@ -83,19 +83,19 @@ def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callab
 
     def read(parse_cells: Reader, forms: Sequence[str], expected: Callable[[str], str]) -> tuple[str, pl.Series] | None:
         """Return the format that reads nearly all cells, and what it reads; None if there is none."""
-        found = best(table, forms, parse_cells)
-        if found.share < NEARLY:
+        fit = best_fit(table, forms, parse_cells)
+        if fit.share < NEARLY:
             return None
-        form = only(found, name, parse_cells, first)
-        if found.share < 1.0 and options.on_invalid == "error":
-            bad = first(lambda cells: cells.is_not_null() & parse_cells(cells, form).is_null())
-            unread = round((1 - found.share) * filled)
+        form = only_format(fit, name, parse_cells, first)
+        if fit.share < 1.0 and options.on_invalid == "error":
+            invalid = first(lambda cells: cells.is_not_null() & parse_cells(cells, form).is_null())
+            unread = round((1 - fit.share) * filled)
             raise InputError(
-                f"{bad} is not {expected(form)}, but most of the column is; {unread:,} of {filled:,} cells are not. "
-                f"Correct it, or set data.on_invalid=missing, 'data.columns={{{name}: category}}' or "
+                f"{invalid} is not {expected(form)}, but most of the column is; {unread:,} of {filled:,} cells are "
+                f"not. Correct it, or set data.on_invalid=missing, 'data.columns={{{name}: category}}' or "
                 f"data.ignore=[{name}]"
             )
-        return form, found.parsed
+        return form, fit.parsed
 
     if text and forms is None and _share(table, TWO_NUMBERS) >= NEARLY:
         dates = read(parse_dates, ["", *DATES], expected_date)
@@ -103,17 +103,17 @@ def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callab
             return Inferred("date", "", dates[0])
         two = two_date_formats(values)
         if two:
-            bad = first(lambda cells: cells.is_not_null() & parse_dates(cells, two[0]).is_null())
+            invalid = first(lambda cells: cells.is_not_null() & parse_dates(cells, two[0]).is_null())
             raise InputError(
-                f"{bad} is not {expected_date(two[0])}, as other cells are. "
+                f"{invalid} is not {expected_date(two[0])}, as other cells are. "
                 f"Write all in one way, or set 'data.columns={{{name}: category}}' or data.ignore=[{name}]"
             )
     numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
         form, parsed = numbers
-        return of_numbers(name, table, parsed, form)
-    if text and words(table) > MIN_WORDS and distinct > MIN_DISTINCT_SHARE * filled:
-        return Inferred("free text", f"{words(table):.1f} words on average")
+        return infer_numeric(name, table, parsed, form)
+    if text and mean_words(table) > MIN_WORDS and distinct > MIN_DISTINCT_SHARE * filled:
+        return Inferred("free text", f"{mean_words(table):.1f} words on average")
     if distinct > MIN_UNIQUE_SHARE * filled:
         return Inferred("identifier", "like an identifier")
     return Inferred("category", "")
@@ -121,13 +121,13 @@ def kind_of(name: str, table: pl.DataFrame, options: TableOptions, first: Callab
 
 def _share(table: pl.DataFrame, pattern: str) -> float:
     """Return the share of the cells that contain ``pattern``; 0 without cells."""
-    found = (table["value"].str.contains(pattern) * table["count"]).sum()
-    return float(found) / max(1, int(table["count"].sum()))
+    count = (table["value"].str.contains(pattern) * table["count"]).sum()
+    return float(count) / max(1, int(table["count"].sum()))
 
 
-def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
+def only_format(fit: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
     """Return the only format that fits; raise InputError, with a cell that ``first`` describes, if there are two."""
-    form, *others = found.forms
+    form, *others = fit.forms
     if others:
         differ = first(lambda cells: ~parse_cells(cells, form).eq_missing(parse_cells(cells, others[0])))
         raise InputError(
@@ -139,15 +139,15 @@ def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], st
 
 def two_date_formats(values: pl.Series) -> list[str]:
     """Return the two formats in one of which nearly all texts are dates; [] if there are none."""
-    rest, found = some(values), list[str]()
-    enough = (1 - NEARLY) * len(rest)
+    unread, formats = some_values(values), list[str]()
+    enough = (1 - NEARLY) * len(unread)
     for _ in range(2):
-        counts = {form: parse_dates(rest, form).count() for form in ("", *DATES)}
-        found.append(max(counts, key=counts.__getitem__))
-        if not counts[found[-1]]:
+        counts = {form: parse_dates(unread, form).count() for form in ("", *DATES)}
+        formats.append(max(counts, key=counts.__getitem__))
+        if not counts[formats[-1]]:
             return []
-        rest = rest.filter(parse_dates(rest, found[-1]).is_null())
-    return found if len(rest) <= enough else []
+        unread = unread.filter(parse_dates(unread, formats[-1]).is_null())
+    return formats if len(unread) <= enough else []
 
 
 def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
@@ -162,23 +162,23 @@ def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
         return ""
     table = column.rename("value").drop_nulls().value_counts(sort=True)
     parse_cells, others = (parse_dates, [*DATES]) if kind == "date" else (parse, number_formats(table["value"]))
-    found = best(table, ["", *others], parse_cells)
+    fit = best_fit(table, ["", *others], parse_cells)
 
     def first(wanted: Parse) -> str:
         return cells.describe(int(wanted(column).arg_true()[0]))
 
-    return only(found, cells.name, parse_cells, first) if found.share >= NEARLY else ""
+    return only_format(fit, cells.name, parse_cells, first) if fit.share >= NEARLY else ""
 
 
-def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:
+def infer_numeric(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:
     """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for bad cells."""
-    found, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
-    distinct, why = found.n_unique(), ""
-    if bool((found == found.round()).all()):
-        if is_named(name):
+    numbers, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
+    distinct, why = numbers.n_unique(), ""
+    if bool((numbers == numbers.round()).all()):
+        if has_id_name(name):
             if distinct > MIN_UNIQUE_SHARE * count:
                 return Inferred("identifier", "like an identifier")
-            if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(words_of(name)):
+            if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(split_name(name)):
                 return Inferred("number", "an identifier with few rows each", form)
             return Inferred("category", "named like an identifier", form)
         if distinct <= MAX_VALUES_WITH_IDS and distinct * MIN_ROWS_PER_VALUE <= count:
@@ -188,17 +188,17 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
     return Inferred("number", why, form)
 
 
-def is_named(name: str) -> bool:
+def has_id_name(name: str) -> bool:
     """Return whether a column is named like an identifier: customer_id, OrderID, zip code, user."""
-    return NAMED.fullmatch(words_of(name)) is not None
+    return NAMED.fullmatch(split_name(name)) is not None
 
 
-def words_of(name: str) -> str:
+def split_name(name: str) -> str:
     """Return the words of a name in lower case: "order id" for OrderID and order_id."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", " ", name).strip().lower()
 
 
-def words(table: pl.DataFrame) -> float:
+def mean_words(table: pl.DataFrame) -> float:
     """Return the average number of words in the cells of a table of distinct texts, in the columns value and count."""
     total: Any = (table["value"].str.count_matches(r"\S+") * table["count"]).sum()
     return float(total / max(1, table["count"].sum()))

@@ -83,10 +83,10 @@ class LabelRules(StrictModel):
     @property
     def objective(self) -> dict[str, Any]:
         """The loss of the task, as arguments of ``Objective`` and ``TaskSpec``."""
-        given = {name: value for name in OF_LOSS if (value := getattr(self, name)) is not None}
+        options = {name: value for name in OF_LOSS if (value := getattr(self, name)) is not None}
         if self.loss == "quantile":
-            given["quantiles"] = tuple(sorted(self.quantiles or QUANTILES))
-        return given | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
+            options["quantiles"] = tuple(sorted(self.quantiles or QUANTILES))
+        return options | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
 
 
 class LabelOptions(LabelRules):
@@ -119,123 +119,125 @@ class TargetOptions(LabelOptions):
     form: str = ""
 
     @staticmethod
-    def each(tasks: Any) -> list[TargetOptions]:
+    def from_tasks(tasks: Any) -> list[TargetOptions]:
         """Return the options of each entry of ``data.tasks``, which may be only a kind. Raises InputError."""
         if isinstance(tasks, Mapping):
-            tasks = {name: {"kind": given} if isinstance(given, str) else given for name, given in tasks.items()}
-        options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
-        found = [TargetOptions.of(name, given) for name, given in options.items()]
-        check_chains(found, "data.tasks.")
-        binary = [task.name for task in found if task.kind == "binary"]
-        for task in found:
-            here, others = f"data.tasks.{task.name}: where={task.where}", [one for one in binary if one != task.name]
-            there = f"name another binary task; there are {join_names(others) or 'none'}"
-            require(task.where is None or task.where in others, f"{here}: {there}")
-            require(task.where is None or task.after is None, f"{here}: a task has where or after, not both")
-        for task in found:
-            conditions(task, {one.name: one for one in found})
-        return found
+            tasks = {name: {"kind": entry} if isinstance(entry, str) else entry for name, entry in tasks.items()}
+        options_by_name = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
+        targets = [TargetOptions.of(name, options) for name, options in options_by_name.items()]
+        check_chains(targets, "data.tasks.")
+        binary = [target.name for target in targets if target.kind == "binary"]
+        for target in targets:
+            location = f"data.tasks.{target.name}: where={target.where}"
+            others = [name for name in binary if name != target.name]
+            hint = f"name another binary task; there are {join_names(others) or 'none'}"
+            require(target.where is None or target.where in others, f"{location}: {hint}")
+            require(target.where is None or target.after is None, f"{location}: a task has where or after, not both")
+        targets_by_name = {target.name: target for target in targets}
+        for target in targets:
+            find_conditions(target, targets_by_name)
+        return targets
 
     @staticmethod
-    def of(name: str, given: LabelOptions) -> TargetOptions:
+    def of(name: str, options: LabelOptions) -> TargetOptions:
         """Return the options of task ``name``; raise InputError if they do not fit together."""
-        here = f"data.tasks.{name}"
+        location = f"data.tasks.{name}"
         for option, kind in ONLY.items():
-            value = getattr(given, option)
-            fits = value is None or given.kind == kind
-            require(fits, f"{here}: {option}={format_value(value)} is for kind={kind}, not {given.kind}")
+            value = getattr(options, option)
+            fits = value is None or options.kind == kind
+            require(fits, f"{location}: {option}={format_value(value)} is for kind={kind}, not {options.kind}")
         for option, loss in OF_LOSS.items():
-            value = getattr(given, option)
-            require(value is None or given.loss == loss, f"{here}: {option}={format_value(value)} is for loss={loss}")
-        alone = given.sampling_rate is None or given.after is None
-        require(alone, f"{here}: sampling_rate is for the first task of a chain, not for one after {given.after}")
-        objective, metrics = Objective(**given.objective), given.metrics or []
-        objective.check(here, given.kind)
-        check_metrics(here, given.kind, metrics, objective.quantiles)
-        weights = given.class_weights
-        some = weights is None or isinstance(weights, str) or any(weights.values())
-        require(some, f"{here}.class_weights={format_value(weights)}: at least one weight must be greater than 0")
-        column = name if given.column is None else str(given.column)
-        return TargetOptions(**{**dict(given), "name": name, "column": column, "metrics": metrics})
+            value = getattr(options, option)
+            fits = value is None or options.loss == loss
+            require(fits, f"{location}: {option}={format_value(value)} is for loss={loss}")
+        first = f"{location}: sampling_rate is for the first task of a chain, not for one after {options.after}"
+        require(options.sampling_rate is None or options.after is None, first)
+        objective, metrics = Objective(**options.objective), options.metrics or []
+        objective.check(location, options.kind)
+        check_metrics(location, options.kind, metrics, objective.quantiles)
+        weights = options.class_weights
+        has_weight = weights is None or isinstance(weights, str) or any(weights.values())
+        message = f"{location}.class_weights={format_value(weights)}: at least one weight must be greater than 0"
+        require(has_weight, message)
+        column = name if options.column is None else str(options.column)
+        return TargetOptions(**{**dict(options), "name": name, "column": column, "metrics": metrics})
 
-    def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
-        """Learn the TaskSpec, with the names of the classes, from the training rows. Raises InputError."""
-        found = self.collector()
-        self.collect(found, train, where)
-        return self.conclude(found, where)
+    def learn(self, train: pl.DataFrame, where: str) -> TaskSpec:
+        """Return the TaskSpec, with the names of the classes, of the training rows. Raises InputError."""
+        labels = self.new_statistics()
+        self.update(labels, train, where)
+        return self.finish(labels, where)
 
-    def collector(self) -> Counts | Moments:
-        """Return an empty collection, which ``collect`` fills from training rows, all at once or in blocks."""
+    def new_statistics(self) -> Counts | Moments:
+        """Return empty statistics of the labels, to which ``update`` adds training rows, all at once or in blocks."""
         return Moments() if self.kind == "regression" else Counts()
 
-    def collect(self, found: Counts | Moments, frame: pl.DataFrame, where: str) -> None:
-        """Add the labels of some training rows. Raises InputError, which names the first bad cell."""
+    def update(self, labels: Counts | Moments, frame: pl.DataFrame, where: str) -> None:
+        """Add the labels of some training rows. Raises InputError, which names the first invalid cell."""
         self._check_type(frame, where)
-        if isinstance(found, Counts):
-            found.add(frame[self.column])
+        if isinstance(labels, Counts):
+            labels.add(frame[self.column])
         else:
             values = self.numbers(frame, where)
-            found.add(values.log() if self.transform else values)
+            labels.add(values.log() if self.transform else values)
 
-    def conclude(self, found: Counts | Moments, where: str, earlier: TaskSpec | None = None) -> TaskSpec:
-        """Return the TaskSpec that follows from the collected labels of all training rows. Raises InputError.
+    def finish(self, labels: Counts | Moments, where: str, earlier: TaskSpec | None = None) -> TaskSpec:
+        """Return the TaskSpec that follows from the statistics of the labels of all training rows. Raises InputError.
 
         The classes and the scale are those of ``earlier``, the task of the run that this one starts from.
         """
-        if isinstance(found, Counts):
-            return self._of_classes(found, where, earlier)
-        require(found.count > 0, f"{where}, column {self.column!r}: {NONE} {self.name!r}")
-        mean, std = (found.mean, found.std or 1.0) if self.standardize is not False else (0.0, 1.0)
-        logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, found.mean, found.std)
+        if isinstance(labels, Counts):
+            return self._spec_of_classes(labels, where, earlier)
+        require(labels.count > 0, f"{where}, column {self.column!r}: {NONE} {self.name!r}")
+        mean, std = (labels.mean, labels.std or 1.0) if self.standardize is not False else (0.0, 1.0)
+        logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, labels.mean, labels.std)
         if earlier is not None:
             mean, std = earlier.mean, earlier.std
         elif self.loss == "poisson":
-            require(found.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
+            require(labels.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
             mean, std = math.log(mean or 1.0), 1.0
         scale = {"mean": mean, "std": std, **self.objective}
         metrics = tuple(self.metrics) or (() if self.loss == "quantile" else OF_NUMBERS)
         return TaskSpec(self.name, "regression", weight=self.weight, metrics=metrics, **scale)
 
-    def _of_classes(self, found: Counts, where: str, earlier: TaskSpec | None) -> TaskSpec:
-        here, table = f"{where}, column {self.column!r}", found.table()
+    def _spec_of_classes(self, labels: Counts, where: str, earlier: TaskSpec | None) -> TaskSpec:
+        location, table = f"{where}, column {self.column!r}", labels.table()
         text = table.select(value=as_text(table["value"]), count="count").drop_nulls("value")
-        numbers = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
-        require(bool(numbers), f"{here}: {NONE} {self.name!r}")
-        classes = list(earlier.classes) if earlier is not None else self._classes(numbers, here)
-        each = [numbers.get(name, 0.5) for name in classes]  # rows without an earlier class count as half a label of it
-        metrics = tuple(self.metrics)
-        if not metrics and min(each) < RARE * sum(each):
+        count_of = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
+        require(bool(count_of), f"{location}: {NONE} {self.name!r}")
+        classes = list(earlier.classes) if earlier is not None else self._classes(count_of, location)
+        counts = [count_of.get(name, 0.5) for name in classes]  # an earlier class without rows has half a label
+        metrics, total = tuple(self.metrics), sum(counts)
+        if not metrics and min(counts) < RARE * total:
             metrics = OF_RARE[self.kind]
-        self._log_classes(classes, each, metrics)
+        self._log_classes(classes, counts, metrics)
         if self.kind == "multiclass":
-            weights: dict[str, Any] = {"class_weights": self._weights_of(classes, each, here)}
+            weights: dict[str, Any] = {"class_weights": self._weights_of(classes, counts, location)}
         else:
-            weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
+            balanced = counts[0] / counts[1]
+            weights = {"pos_weight": balanced if self.pos_weight == "balanced" else self.pos_weight or 1.0}
             weights["sampling_rate"] = self.sampling_rate or 1.0
-        many = len(classes) if self.kind == "multiclass" else 1
+        num_classes = len(classes) if self.kind == "multiclass" else 1
         options = {"classes": tuple(classes), "after": self.after, **weights, **self.objective}
-        shares = [count / sum(each) for count in each]
-        constant = (
-            -sum(share * math.log(share) for share in shares) if self.normalize_loss and self.loss is None else 1.0
-        )
-        return TaskSpec(self.name, self.kind, many, self.weight / constant, metrics, **options)
+        weight = self.weight
+        if self.normalize_loss and self.loss is None:
+            weight /= -sum(count / total * math.log(count / total) for count in counts)
+        return TaskSpec(self.name, self.kind, num_classes, weight, metrics, **options)
 
     def _log_classes(self, classes: list[str], counts: list[float], metrics: tuple[str, ...]) -> None:
-        """Log the share of each class of the training rows, and which class is predicted."""
-        shares = [
-            f"{format_value(name)} {count / sum(counts):.1%}" for name, count in zip(classes, counts, strict=True)
-        ]
+        """Log the fraction of each class of the training rows, and which class is predicted."""
+        total = sum(counts)
+        parts = [f"{format_value(name)} {count / total:.1%}" for name, count in zip(classes, counts, strict=True)]
         more = ", ..." if len(classes) > LISTED else ""
         positive = f"; positive: {format_value(classes[1])}" if self.kind == "binary" else ""
         rare = "; rare: more metrics" if metrics != tuple(self.metrics) else ""
-        shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
-        logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
+        logger.info("task %s (%s): %s%s%s%s", self.name, self.kind, ", ".join(parts[:LISTED]), more, positive, rare)
 
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
-        """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
+        """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec``.
 
         They are float32 (binary) or float64 (regression) with NaN for a missing label, or int64 (multiclass) with -100
-        for a missing label. Raises InputError, which names the first bad cell.
+        for a missing label. Raises InputError, which names the first invalid cell.
         """
         self._check_type(frame, where)
         if self.kind == "regression":
@@ -246,17 +248,17 @@ class TargetOptions(LabelOptions):
     def _check_type(self, frame: pl.DataFrame, where: str) -> None:
         Cells(frame, self.column, where).check_type(f", as it holds the labels of task {self.name!r}")
 
-    def _weights_of(self, classes: list[str], counts: list[float], here: str) -> tuple[float, ...]:
+    def _weights_of(self, classes: list[str], counts: list[float], location: str) -> tuple[float, ...]:
         """Return the weights of the ``classes``, which have ``counts`` training rows; () if all weights are 1."""
         if self.class_weights is None:
             return ()
         if isinstance(self.class_weights, str):
             return tuple(sum(counts) / (len(classes) * count) for count in counts)
-        given = {_cell_text(name): weight for name, weight in self.class_weights.items()}
-        unknown = ", ".join(format_value(name) for name in given if name not in classes)
-        there = f"the labels of {here} are {join_names(classes)}"
-        require(not unknown, f"data.tasks.{self.name}.class_weights: {unknown}: {there}")
-        return tuple(given.get(name, 1.0) for name in classes)
+        weights = {_cell_text(name): weight for name, weight in self.class_weights.items()}
+        unknown = ", ".join(format_value(name) for name in weights if name not in classes)
+        labels = f"the labels of {location} are {join_names(classes)}"
+        require(not unknown, f"data.tasks.{self.name}.class_weights: {unknown}: {labels}")
+        return tuple(weights.get(name, 1.0) for name in classes)
 
     def numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression; raise InputError, with file and row, if one is too large or negative."""
@@ -264,15 +266,15 @@ class TargetOptions(LabelOptions):
         try:
             values = cells.numbers(self.form)
         except InputError as error:
-            form = format_of(cells, TableOptions(), "number")
-            setting = f"'data.columns={{{self.column}: {{format: {quoted(form)}}}}}'"
-            hint = f", or set {setting}" if form and not self.form else ""
+            likely = format_of(cells, TableOptions(), "number")
+            setting = f"'data.columns={{{self.column}: {{format: {quoted(likely)}}}}}'"
+            hint = f", or set {setting}" if likely and not self.form else ""
             raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
             low = (values <= 0 if self.transform else values < 0).arg_true()
-            asked = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"
+            rule = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"
             if len(low):
-                raise InputError(f"{cells.describe(low[0])}: {asked} of task {self.name!r}; empty it")
+                raise InputError(f"{cells.describe(low[0])}: {rule} of task {self.name!r}; empty it")
         large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
         if len(large):
             raise InputError(
@@ -281,7 +283,7 @@ class TargetOptions(LabelOptions):
             )
         return values
 
-    def _classes(self, counts: Mapping[str, int], here: str) -> list[str]:
+    def _classes(self, counts: Mapping[str, int], location: str) -> list[str]:
         """Return the sorted classes of the training rows; for binary tasks, the positive one last."""
         values = list(counts)
         as_number = parse(pl.Series(values))
@@ -289,21 +291,21 @@ class TargetOptions(LabelOptions):
         classes = [value for _, value in sorted(zip(order, values, strict=True))]
         require(
             len(classes) > 1,
-            f"{here}: all {sum(counts.values())} labels of the training rows are {quote(classes[0])}; "
+            f"{location}: all {sum(counts.values())} labels of the training rows are {quote(classes[0])}; "
             f"task {self.name!r} needs at least two classes",
         )
         if self.kind == "multiclass":
             return classes
         require(
             len(classes) == 2,
-            f"{here}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
+            f"{location}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
             f"{join_names(classes)}; use kind=multiclass",
         )
         positive = None if self.positive is None else _cell_text(self.positive)
         require(
             positive in (None, *classes),
             f"data.tasks.{self.name}: positive={format_value(self.positive)}; "
-            f"the labels of {here} are {join_names(classes)}",
+            f"the labels of {location} are {join_names(classes)}",
         )
         return classes[::-1] if positive == classes[0] else classes
 
@@ -321,20 +323,20 @@ class TargetOptions(LabelOptions):
         return ids.masked_fill(~filled, MISSING_CLASS)
 
 
-def where_positive(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mask_by_conditions(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``targets`` by task, ``[N]`` each, without the labels that do not count, see ``LabelOptions.where``."""
-    found, by_name = dict(targets), {task.name: task for task in tasks}
+    masked, tasks_by_name = dict(targets), {task.name: task for task in tasks}
     for task in tasks:
         missing = MISSING_CLASS if task.kind == "multiclass" else math.nan
-        for name in conditions(task, by_name):
-            found[task.name] = found[task.name].masked_fill(targets[name] != 1, missing)
-    return found
+        for name in find_conditions(task, tasks_by_name):
+            masked[task.name] = masked[task.name].masked_fill(targets[name] != 1, missing)
+    return masked
 
 
-def conditions(task: TargetOptions, tasks: Mapping[str, TargetOptions]) -> list[str]:
+def find_conditions(task: TargetOptions, tasks_by_name: Mapping[str, TargetOptions]) -> list[str]:
     """Return the tasks that must be positive for a label of ``task`` to count. Raises InputError for a circle."""
     names = [task.name]
-    while (condition := tasks[names[-1]].where) is not None:
+    while (condition := tasks_by_name[names[-1]].where) is not None:
         names.append(condition)
         require(names.count(condition) == 1, f"data.tasks.{task.name}.where: {' where '.join(names)} is a circle")
     return names[1:]

@@ -18,7 +18,7 @@ from mtl.checks import join_names, require
 from mtl.types import TaskSpec
 
 from .cells import Cells, Remarks
-from .chained import tasks_filled_after
+from .chain_labels import find_filled_tasks
 from .columns.category import CategoryLearner
 from .columns.date import DateLearner, part_names
 from .columns.list import ListColumn, ListLearner
@@ -26,7 +26,7 @@ from .columns.number import NumberLearner
 from .encoder import NUMERIC, TableEncoder
 from .labels import TargetOptions
 from .options import TableOptions
-from .overview import overview
+from .overview import log_overview
 from .profile import Blocks, Profile
 from .statistics import Sample
 
@@ -50,15 +50,15 @@ def infer(
 ) -> tuple[list[Profile], list[TaskSpec], pl.DataFrame]:
     """Return what ``columns`` hold, the tasks, and a sample of the rows, from one pass. Raises InputError."""
     profiles = [Profile(name, options) for name in columns]
-    targets = [task.collector() for task in labels]
+    statistics = [label.new_statistics() for label in labels]
     sample, remarks = Sample(rows), Remarks(options.on_invalid)  # the second pass reports invalid cells
     for frame, file in blocks([*columns, *(task.column for task in labels)]):
-        for task, target in zip(labels, targets, strict=True):
-            task.collect(target, frame, file)
+        for label, values in zip(labels, statistics, strict=True):
+            label.update(values, frame, file)
         for profile in profiles:
             profile.add(Cells(frame, profile.name, file, remarks))
         sample.add(frame)
-    specs = [task.conclude(target, where) for task, target in zip(labels, targets, strict=True)]
+    specs = [label.finish(values, where) for label, values in zip(labels, statistics, strict=True)]
     for profile in profiles:
         profile.decide_kind(blocks)
     return profiles, specs, sample.rows
@@ -81,7 +81,7 @@ def learn(
     require(bool(columns), f"{where}: no column is left as input")
     encoder = TableEncoder({}, options.on_invalid, **reading)
     profiles, specs, sample = infer(blocks, rows, columns, labels, where, options)
-    overview(profiles, labels, sample, f"{where}, {rows:,} training rows", rows)
+    log_overview(profiles, labels, sample, f"{where}, {rows:,} training rows", rows)
     for profile in profiles:
         require(not profile.problem, profile.problem)
         if profile.used and profile.kind == "date":
@@ -99,7 +99,7 @@ def learn(
     columns_by_name = {name: learner.column(rows, blocks) for name, learner in learners.items()}
     encoder.columns_by_name.update(sorted(columns_by_name.items(), key=lambda item: isinstance(item[1], ListColumn)))
     require(NUMERIC not in encoder.vocabularies, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
-    encoder.filled_after.extend(tasks_filled_after(labels, specs, blocks))
+    encoder.filled_after.extend(find_filled_tasks(labels, specs, blocks))
     return encoder, specs
 
 

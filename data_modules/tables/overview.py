@@ -34,12 +34,12 @@ FEWEST = 5  # rows of a class
 EQUAL = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
 
 
-def overview(
+def log_overview(
     columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: pl.DataFrame, title: str, rows: int
 ) -> None:
     """Log a table of columns and warnings; ``rows``: number of training rows; ``sample``: some of them."""
-    perfect = leaks(columns, labels, sample)
-    logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
+    perfect = find_leaks(columns, labels, sample)
+    logger.info("%s\n%s", title, to_text(build_table(columns, perfect, sample, rows)))
     for kind, reason, use, option in (
         ("identifier", "nearly every value is unique", "use a column as a category", "category"),
         ("free text", "free text", "use the words", "text"),
@@ -50,10 +50,11 @@ def overview(
             logger.warning(
                 "ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, columns_option
             )
-    texts = {each.name: each.counts.table()["value"] for each in columns if each.kind == "category" and each.counts}
-    texts |= {each.column: sample[each.column] for each in labels if each.kind != "regression"}
-    for name, groups in {name: alike(values) for name, values in texts.items()}.items():
-        if groups:
+    categories = [column for column in columns if column.kind == "category"]
+    texts = {column.name: column.counts.table()["value"] for column in categories if column.counts}
+    texts |= {label.column: sample[label.column] for label in labels if label.kind != "regression"}
+    for name, values in texts.items():
+        if groups := find_same_spelling(values):
             logger.warning(
                 "%s: %s differ only in case or spaces, but are different categories%s",
                 format_value(name), join_names(groups[0]), f"; so do {len(groups) - 1} more" if groups[1:] else "",
@@ -65,7 +66,7 @@ def overview(
         )  # fmt: skip
 
 
-def alike(values: pl.Series) -> list[list[str]]:
+def find_same_spelling(values: pl.Series) -> list[list[str]]:
     """Return the groups of texts that differ only in case or spaces."""
     if values.dtype != pl.String:
         return []
@@ -74,7 +75,7 @@ def alike(values: pl.Series) -> list[list[str]]:
     return sorted(groups.filter(pl.col("text").list.len() > 1)["text"].to_list())
 
 
-def table_of(
+def build_table(
     columns: Sequence[Profile], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int
 ) -> Table:
     """Return the table of the columns; of very many, the first ones and those with a warning."""
@@ -90,7 +91,7 @@ def table_of(
         why = [
             column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
             f"also a {'number' if column.kind == 'category' else 'category'}" if column.repeats else "",
-            _form(column, sample[column.name]),
+            _describe_format(column, sample[column.name]),
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
         if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
@@ -110,7 +111,7 @@ def table_of(
     return table
 
 
-def _form(column: Profile, cells: pl.Series) -> str:
+def _describe_format(column: Profile, cells: pl.Series) -> str:
     """Return how the dates or numbers of a column are written, if not in the standard way."""
     both = column.kind == "date" and parse_dates(cells).count()
     return f"as in {column.form}{' and yyyy-mm-dd' if both else ''}" if column.form else ""
@@ -125,7 +126,9 @@ def examples(cells: pl.Series) -> str:
     return escape(", ".join(texts))
 
 
-def leaks(columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: pl.DataFrame) -> dict[str, list[str]]:
+def find_leaks(
+    columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: pl.DataFrame
+) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
     targets = {
         task.name: parse(sample[task.column], task.form).fill_null(float("nan")).to_numpy()
@@ -134,7 +137,7 @@ def leaks(columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: p
         for task in labels
     }
     read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"number": parse, "date": parse_dates}
-    found: dict[str, list[str]] = {}
+    leaks: dict[str, list[str]] = {}
     for column in columns if labels else ():
         if not column.used or column.kind in ("list", "text", None):
             continue
@@ -146,8 +149,8 @@ def leaks(columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: p
             for task in labels
             if (ordered.predicts_number if task.kind == "regression" else ordered.predicts_class)(targets[task.name])
         ]
-        found |= {column.name: tasks} if tasks else {}
-    return found
+        leaks |= {column.name: tasks} if tasks else {}
+    return leaks
 
 
 class LeakCheck:
@@ -157,7 +160,7 @@ class LeakCheck:
         rank = column.rank("dense").fill_null(0).to_numpy().astype(np.int64)
         self.order = np.argsort(rank, kind="stable")
         self.rank, self.is_number = rank, is_number
-        self.few = len(np.unique(rank)) * ROWS_PER_VALUE <= len(rank)
+        self.repeats = len(np.unique(rank)) * ROWS_PER_VALUE <= len(rank)
 
     def predicts_class(self, label: Any) -> bool:
         """Return whether the column determines the class ``label [N]`` of each row, negative for a missing one."""
@@ -169,23 +172,23 @@ class LeakCheck:
         if (changes & ties).any():
             return False
         in_order = int((changes & (x[:-1] > 0)).sum()) < len(classes)  # an interval of numbers for each class
-        return self.few or (self.is_number and in_order)
+        return self.repeats or (self.is_number and in_order)
 
     def predicts_number(self, label: Any) -> bool:
         """Return whether the column determines the number ``label [N]`` of each row, NaN for a missing one."""
         y, x = self._labelled(label, ~np.isnan(label))
         if len(np.unique(y)) < FEWEST:
             return False
-        if self.few and not ((y[1:] != y[:-1]) & (x[1:] == x[:-1])).any():
+        if self.repeats and not ((y[1:] != y[:-1]) & (x[1:] == x[:-1])).any():
             return True
-        there = x > 0
-        if not self.is_number or len(np.unique(x[there])) < FEWEST:
+        filled = x > 0
+        if not self.is_number or len(np.unique(x[filled])) < FEWEST:
             return False
-        ranks = pl.Series(y[there]).rank().to_numpy(), pl.Series(x[there]).rank().to_numpy()
+        ranks = pl.Series(y[filled]).rank().to_numpy(), pl.Series(x[filled]).rank().to_numpy()
         return bool(abs(np.corrcoef(*ranks)[0, 1]) > EQUAL)
 
-    def _labelled(self, label: Any, there: Any) -> tuple[Any, Any]:
-        order = self.order[there[self.order]]
+    def _labelled(self, label: Any, has_label: Any) -> tuple[Any, Any]:
+        order = self.order[has_label[self.order]]
         return label[order], self.rank[order]
 
 
@@ -194,7 +197,7 @@ def classes_of(column: pl.Series) -> Any:
     return (as_text(column).rank("dense").cast(pl.Int64) - 1).fill_null(-1).to_numpy()
 
 
-def text_of(table: Table) -> str:
+def to_text(table: Table) -> str:
     """Return a table as text without colours, ``WIDTH`` wide."""
     target = io.StringIO()
     Console(file=target, width=WIDTH, force_jupyter=False).print(table)

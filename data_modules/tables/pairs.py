@@ -38,15 +38,15 @@ class KnownIds:
         """Return the ids ``[N]`` of the cells of ``column``; raise InputError, which names the first unknown one."""
         if self.names is None:
             number = parse(frame[column])  # float64; null for a cell that is not a number
-            known = (number == number.round()) & number.is_between(1, self.size)
+            is_known = (number == number.round()) & number.is_between(1, self.size)
             ids = number - 1
             accepted = f"the network knows only those that it was trained on, the whole numbers from 1 to {self.size}"
         else:
             text = frame[column] if frame[column].dtype == pl.String else as_text(frame[column])
             ids = pl.Series([self._index.get(name) for name in text], dtype=pl.Int64)
-            known = ids.is_not_null()
+            is_known = ids.is_not_null()
             accepted = f"the network knows only the {self.size} that it was trained on, such as {self.names[0]!r}"
-        unknown = known.fill_null(False).not_().arg_true()
+        unknown = is_known.fill_null(False).not_().arg_true()
         if len(unknown):
             first = Cells(frame, column, where).describe(unknown[0])
             others = f"like {len(unknown)} of {len(frame)} cells of these rows"

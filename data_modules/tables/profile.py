@@ -11,7 +11,7 @@ import polars as pl
 from mtl.checks import InputError
 
 from .cells import Cells, as_text, ignoring, parse, parse_dates
-from .inference import MAX_VALUES_WITH_IDS, Kind, format_of, given_kind, is_named, kind_of
+from .inference import MAX_VALUES_WITH_IDS, Kind, format_of, given_kind, has_id_name, infer_kind
 from .options import TableOptions
 from .statistics import Counts
 
@@ -74,7 +74,7 @@ class Profile:
         values = parse(numbers)
         assert self.counts is not None
         return bool((values == values.round()).all()) and (
-            self.counts.fewest <= MAX_VALUES_WITH_IDS or is_named(self.name)
+            self.counts.fewest <= MAX_VALUES_WITH_IDS or has_id_name(self.name)
         )
 
     def _note_newest(self, dates: pl.Series) -> None:
@@ -89,7 +89,7 @@ class Profile:
         if self.kind is None and self.counts is not None:
             table = self.counts.table()
             try:
-                inferred = kind_of(
+                inferred = infer_kind(
                     self.name, table, self.options, lambda wanted: describe_first(self.name, blocks, wanted)
                 )
             except InputError as error:
@@ -101,9 +101,9 @@ class Profile:
                 self._note_newest(parse_dates(table["value"], self.form))
         if (self.kind == "text" and not self.has_text) or (self.kind == "date" and self.newest is None):
             first = describe_first(self.name, blocks, pl.Series.is_not_null)
-            what = "text" if self.kind == "text" else "a date"
+            expected = "text" if self.kind == "text" else "a date"
             self.problem = (
-                f"{first} is not {what}, nor is any other cell of the column: choose another kind in data.columns"
+                f"{first} is not {expected}, nor is any other cell of the column: choose another kind in data.columns"
             )
 
     @property

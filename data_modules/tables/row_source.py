@@ -192,7 +192,7 @@ def read_blocks(path: Path, option: str = "", **reading: Any) -> Iterator[tuple[
         yield source.read(block, source.columns).drop(FILE, strict=False), (block.first + block.count) / source.count
 
 
-def read_text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.DataFrame:
+def read_text(path: Path, separator: str | None, null_values: Sequence[str]) -> pl.DataFrame:
     """Return the rows of a text file, each cell a text or null. Raises InputError; see ``RowSource.open``.
 
     The cells of each row are counted, since polars fills short rows with nulls without an error.
@@ -210,7 +210,7 @@ def read_text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.D
     require(bool(text.strip()), f"{path} is empty")
     bare = re.sub(r'"[^"]*"', "", text) if '"' in text else text
     rows = pl.Series([bare]).str.split("\n").explode()
-    separator = "\t" if path.suffix == ".tsv" else given or max(SEPARATORS, key=rows[0].count)
+    separator = "\t" if path.suffix == ".tsv" else separator or max(SEPARATORS, key=rows[0].count)
     cells = rows.str.count_matches(separator, literal=True) + 1
     uneven = (cells != cells[0]).arg_true()
     if len(uneven):

@@ -115,14 +115,14 @@ def bounds_of(values: pl.Series) -> tuple[float, float]:
 
     A column whose middle 98 % are equal has none.
     """
-    found: Any = values.drop_nulls()
-    low, high = (found.quantile(share, "nearest") for share in (OUTER, 1 - OUTER))
+    filled: Any = values.drop_nulls()
+    low, high = (filled.quantile(share, "nearest") for share in (OUTER, 1 - OUTER))
     width = 0.0 if low is None or high is None else high - low
     return (low - width, high + width) if width > 0 else (-math.inf, math.inf)
 
 
 def edges_of(values: pl.Series) -> list[float]:
     """Return increasing values that divide numbers into at most ``BINS`` bins with about as many rows each."""
-    found = values.filter(values.is_finite()).to_numpy()
-    edges: list[float] = np.unique(np.quantile(found, np.linspace(0, 1, BINS + 1))).tolist() if len(found) else []
+    numbers = values.filter(values.is_finite()).to_numpy()
+    edges: list[float] = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1))).tolist() if len(numbers) else []
     return edges

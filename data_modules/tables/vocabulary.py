@@ -60,8 +60,8 @@ class Vocabulary:
 
     @cached_property
     def _by_value(self) -> pl.DataFrame:
-        found = self._ids.with_columns(of=value_of(self._ids["value"], self._booleans))
-        return found.filter(pl.col("of").is_unique() & pl.col("of").is_not_null()).select("of", "id")
+        meanings = self._ids.with_columns(of=value_of(self._ids["value"], self._booleans))
+        return meanings.filter(pl.col("of").is_unique() & pl.col("of").is_not_null()).select("of", "id")
 
     def encode(self, column: pl.Series) -> Tensor:
         """Return the ids of the cells, ``[N]`` int64."""
@@ -70,8 +70,8 @@ class Vocabulary:
         if ids.null_count():
             others = text.filter(ids.is_null()).unique()
             others = others.with_columns(of=value_of(others["value"], self._booleans))
-            found = others.join(self._by_value, on="of").select("value", "id")
-            ids = text.join(pl.concat([self._ids, found]), on="value", how="left", maintain_order="left")["id"]
+            same_value = others.join(self._by_value, on="of").select("value", "id")
+            ids = text.join(pl.concat([self._ids, same_value]), on="value", how="left", maintain_order="left")["id"]
         return torch.from_numpy(ids.fill_null(UNKNOWN).to_numpy(writable=True))
 
 

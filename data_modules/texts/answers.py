@@ -17,22 +17,22 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def words(answer: str) -> list[str]:
+def split_answer(answer: str) -> list[str]:
     """Return the words of an answer in lower case, without ASCII punctuation and articles."""
     return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
 
 
 def exact_match(answer: str, gold: str) -> float:
     """Return 1 if the two have the same words, else 0."""
-    return float(words(answer) == words(gold))
+    return float(split_answer(answer) == split_answer(gold))
 
 
 def f1(answer: str, gold: str) -> float:
     """Return the F1 of the words of ``answer`` and ``gold``; if one has no words, 1 if both have none, else 0."""
-    found, right = words(answer), words(gold)
-    if not found or not right:
-        return float(found == right)
-    return 2 * (Counter(found) & Counter(right)).total() / (len(found) + len(right))
+    answer_words, gold_words = split_answer(answer), split_answer(gold)
+    if not answer_words or not gold_words:
+        return float(answer_words == gold_words)
+    return 2 * (Counter(answer_words) & Counter(gold_words)).total() / (len(answer_words) + len(gold_words))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class AnswerScorer:
         """Return the means of F1 and exact match over the questions that are in ``rows``: see ``mtl.types.Scorer``."""
         pairs = []
         for question, answer in self.answers(rows, spans, scores, null_scores).items():
-            pairs.append((answer, [gold for gold in self.golds[question] if words(gold)] or [""]))
+            pairs.append((answer, [gold for gold in self.golds[question] if split_answer(gold)] or [""]))
         measures = {"f1": f1, "exact_match": exact_match}
         return {
             name: statistics.fmean(max(measure(answer, gold) for gold in golds) for answer, golds in pairs)

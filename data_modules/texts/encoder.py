@@ -127,30 +127,36 @@ def pretrained(name: str) -> Encoder:
     """Return the tokenizer ``name``: a folder, or a name on the hub of Hugging Face. Raises InputError."""
     from transformers import AutoTokenizer
 
-    folder, found, problem = Path(name).expanduser(), None, ""
+    folder, tokenizer, problem = Path(name).expanduser(), None, ""
     for local in (True, False):  # where the network does not answer, its cache is enough
         try:
             where = str(folder) if folder.is_dir() else name
-            found = AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
             break
         except Exception as error:  # a missing or damaged file can raise almost any exception
             problem = quote(first_line(error), 150)
-    if found is None:
+    if tokenizer is None:
         raise InputError(f"data.tokenizer={name} cannot be read: {problem}. {OTHERWISE}")
-    good = bool(found.is_fast and found.pad_token and found.cls_token)
-    require(good, f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {OTHERWISE}")
-    return Encoder.of(found.backend_tokenizer, found.pad_token, found.cls_token, name)
+    is_usable = bool(tokenizer.is_fast and tokenizer.pad_token and tokenizer.cls_token)
+    require(
+        is_usable, f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {OTHERWISE}"
+    )
+    return Encoder.of(tokenizer.backend_tokenizer, tokenizer.pad_token, tokenizer.cls_token, name)
 
 
 def _marked(encoding: Any, marks: list[list[int]], max_length: int) -> list[list[int]]:
     """Return the first and the last token of the marked word in each text; ``marks``: its begin and end."""
-    found = []
+    spans = []
     for text, (begin, end) in enumerate(marks):
-        places = zip(encoding.sequence_ids, encoding.offsets, strict=True)
-        word = [token for token, (own, (low, high)) in enumerate(places) if own == text and low < end and high > begin]
+        tokens = zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        word = [
+            token
+            for token, (sequence, (low, high)) in enumerate(tokens)
+            if sequence == text and low < end and high > begin
+        ]
         require(bool(word), f"data.max_length={max_length} cuts off the marked word of a text: increase it")
-        found.append([word[0], word[-1]])
-    return found
+        spans.append([word[0], word[-1]])
+    return spans
 
 
 def _reset(tokenizer: Any) -> None:

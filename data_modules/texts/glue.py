@@ -97,8 +97,8 @@ def _archive(task: str, source: Source, files: Sequence[Path], part: str) -> Ite
     """Read IMDB's archive, which has the reviews as aclImdb/train/pos/0_9.txt and so on."""
     with tarfile.open(files[0]) as archive:
         for number, member in enumerate(archive, 1):
-            _, own, label, *_ = [*Path(member.name).parts, "", "", ""]
-            if own == part and label in source.classes and member.isfile():
+            _, folder, label, *_ = [*Path(member.name).parts, "", "", ""]
+            if folder == part and label in source.classes and member.isfile():
                 content = archive.extractfile(member)
                 assert content is not None
                 yield number, Row((content.read().decode(),), label)

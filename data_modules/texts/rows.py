@@ -44,8 +44,8 @@ class Texts:
             for text, column in zip(texts, clean, strict=True):
                 before, _, rest = text.partition("[[")
                 word, _, after = rest.partition("]]")
-                one = word and f"{before}[[{word}]]{after}" == text and "[[" not in word + after
-                require(bool(one), f"{where}, row {row}: each text must mark one word, as in 'to [[run]] home'")
+                is_marked = word and f"{before}[[{word}]]{after}" == text and "[[" not in word + after
+                require(bool(is_marked), f"{where}, row {row}: each text must mark one word, as in 'to [[run]] home'")
                 column.append(before + word + after)
                 marks.append((len(before), len(before) + len(word)))
         return Texts.of(clean, labels, marks=torch.tensor(marks).view(-1, 2, 2))

@@ -70,11 +70,11 @@ def tokenizer(vocabulary: Sequence[str]) -> Any:
 
     ids = {token: index for index, token in enumerate(vocabulary)}
     model = WordPiece(ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX, max_input_chars_per_word=LONGEST)
-    made = Tokenizer(model)
-    made.add_special_tokens(list(SPECIAL))
-    made.normalizer, made.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
-    made.post_processor = BertProcessing(*((token, ids[token]) for token in (SPECIAL[3], SPECIAL[2])))
-    return made
+    bert = Tokenizer(model)
+    bert.add_special_tokens(list(SPECIAL))
+    bert.normalizer, bert.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
+    bert.post_processor = BertProcessing(*((token, ids[token]) for token in (SPECIAL[3], SPECIAL[2])))
+    return bert
 
 
 def _lines(texts: Sequence[Texts]) -> Iterator[str]:
@@ -85,17 +85,17 @@ def _lines(texts: Sequence[Texts]) -> Iterator[str]:
 
 def _inner(texts: Sequence[Texts]) -> set[str]:
     """Return the characters that occur in the texts and can continue a word: letters and digits of most scripts."""
-    model, found, lines = tokenizer(SPECIAL), set[str](), list(_lines(texts))
+    model, characters, lines = tokenizer(SPECIAL), set[str](), list(_lines(texts))
     for start in range(0, len(lines), CHUNK):
-        found |= set(model.normalizer.normalize_str("\n".join(lines[start : start + CHUNK])))
-    return {character for character in found if len(model.pre_tokenizer.pre_tokenize_str(f"a{character}b")) == 1}
+        characters |= set(model.normalizer.normalize_str("\n".join(lines[start : start + CHUNK])))
+    return {character for character in characters if len(model.pre_tokenizer.pre_tokenize_str(f"a{character}b")) == 1}
 
 
-def _save(made: Any, folder: Path) -> None:
+def _save(trained_tokenizer: Any, folder: Path) -> None:
     """Write the files that ``AutoTokenizer`` reads into ``folder``; it is complete when it has ``FILE``."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **dict(zip(names, SPECIAL, strict=True))}
-    ids = made.get_vocab()
+    ids = trained_tokenizer.get_vocab()
     write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)))
     write_json(folder / "tokenizer_config.json", config)
-    write_text(folder / FILE, made.to_str(pretty=True))
+    write_text(folder / FILE, trained_tokenizer.to_str(pretty=True))

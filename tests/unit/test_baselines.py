@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 from mtl.callbacks.baselines import leads
-from mtl.data_modules.constants import constant_of
+from mtl.data_modules.constant_predictions import constant_of
 from torch import Tensor
 
 import mtl

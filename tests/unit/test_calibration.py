@@ -413,7 +413,7 @@ def test_sampled_negatives_are_counted_back_in(tmp_path: Path) -> None:
 )
 def test_a_sampling_rate_that_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        TargetOptions.each({"a": options, "b": "binary"})
+        TargetOptions.from_tasks({"a": options, "b": "binary"})
 
 
 def test_a_sampled_logit_of_any_size_is_finite() -> None:

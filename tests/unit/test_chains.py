@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables.chained import tasks_filled_after
+from mtl.data_modules.tables.chain_labels import find_filled_tasks
 
 import mtl
 from mtl.chains import joint_logits
@@ -127,7 +127,7 @@ def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | Non
     assert expected["bought"].isnan().equal(expected["cart"].isnan())
     for size in (1, 7, len(rows)):  # of a tenth of the rows, which has the last one
         blocks = [(block, "t") for block in rows[360:].iter_slices(size)]
-        found = tasks_filled_after(memory.labels, memory.spec.tasks, lambda _, blocks=blocks: iter(blocks))
+        found = find_filled_tasks(memory.labels, memory.spec.tasks, lambda _, blocks=blocks: iter(blocks))
         assert found == memory.row_encoder.filled_after
     for window in (256, 1 << 20):
         stream = TableDataModule(tmp_path / "t.parquet", window_rows=window, **options)

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules.files.identity import fingerprint
-from mtl.data_modules.state import changes
+from mtl.data_modules.state import describe_changes
 from mtl.data_modules.table import TableDataModule
 from polars.testing import assert_frame_equal
 
@@ -107,9 +107,9 @@ def test_fingerprint_notices_further_rows_and_files(local: Path, write: Write) -
     content = (local / "day=0" / "rows.parquet").read_bytes()
     write("more/a.parquet", content)
     before = {"data.path": fingerprint(address)}
-    assert changes(before, {"data.path": fingerprint(address)}, {"data.path": address}) == {}
+    assert describe_changes(before, {"data.path": fingerprint(address)}, {"data.path": address}) == {}
     write("more/b.parquet", content)
-    found = changes(before, {"data.path": fingerprint(address)}, {"data.path": address})
+    found = describe_changes(before, {"data.path": fingerprint(address)}, {"data.path": address})
     there = "data.path=s3://visits/more/*.parquet has changed (80 rows in 2 files, before 40 rows in 1 files)"
     assert found == {"data.path": there}
 

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables.growing import tasks_of
+from mtl.data_modules.tables.growing import learn_tasks
 from mtl.data_modules.tables.labels import TargetOptions
 
 import mtl
@@ -196,7 +196,7 @@ def test_an_option_of_an_earlier_task_has_an_effect_or_is_refused(option: str) -
 
     first = pl.DataFrame({"t": ["a"] * 4 + ["b"] * 6, "n": [1.0, 2.0] * 5, "x": [5.0] * 10})
     second = pl.DataFrame({"t": ["a"] * 9 + ["b"], "n": [3.0, 4.0] * 5, "x": [6.0, 7.0] * 5})
-    earlier, label = task(**before).learnt(first, "first.csv"), task(**before | change)
+    earlier, label = task(**before).learn(first, "first.csv"), task(**before | change)
 
     def blocks(columns: Any) -> Any:
         return [(second.select(columns), "second.csv")]
@@ -205,9 +205,9 @@ def test_an_option_of_an_earlier_task_has_an_effect_or_is_refused(option: str) -
         with pytest.raises(
             InputError, match=rf"data.tasks.t: (kind=\w+ and )?{option}=.* is not as in the run of start_from"
         ):
-            tasks_of([label], [earlier], blocks, "second.csv")
+            learn_tasks([label], [earlier], blocks, "second.csv")
         return
-    [spec] = tasks_of([label], [earlier], blocks, "second.csv")
+    [spec] = learn_tasks([label], [earlier], blocks, "second.csv")
     for name, value in fields.items():
         assert getattr(spec, name) == (value if option == "metrics" else pytest.approx(value))
     assert (spec.classes, spec.mean, spec.std) == (earlier.classes, earlier.mean, earlier.std)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mtl.data_modules import digits
-from mtl.data_modules.digits import DigitsDataModule, parse_svhn, resplit
+from mtl.data_modules.digits import DigitsDataModule, parse_svhn, split_images
 from mtl.data_modules.files.images import pixel_scale
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
@@ -70,11 +70,11 @@ def test_labels_stay_with_their_images(root: Path) -> None:
 
 def test_published_sizes() -> None:
     for published, total in ((digits.MNIST_ROWS, 70_000), (digits.SVHN_ROWS, 630_420)):
-        parts = resplit("x", total, published, torch.Generator().manual_seed(0))
+        parts = split_images("x", total, published, torch.Generator().manual_seed(0))
         assert tuple(map(len, parts.values())) == published
         assert len(torch.cat([*parts.values()]).unique()) == total
     with pytest.raises(InputError, match="SVHN: 3 images leave none for test"):
-        resplit("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
+        split_images("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
 
 
 # Two images on one canvas

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mtl.data_modules.omniglot import OmniglotDataModule, reduced, resplit
+from mtl.data_modules.omniglot import OmniglotDataModule, reduce_images, split_drawings
 from PIL import Image as Pillow
 from torchvision.datasets import Omniglot
 
@@ -68,9 +68,9 @@ def test_split_depends_on_the_alphabet_alone(root: Path) -> None:
 @pytest.mark.parametrize("side", [1, 28, 35])
 def test_resized_pixels_are_area_means(side: int) -> None:
     images = torch.randint(256, (3, 105, 105), dtype=torch.uint8)
-    small = reduced(images, side)
+    small = reduce_images(images, side)
     assert (small.shape, small.dtype) == ((3, side, side), torch.uint8)
-    assert (reduced(torch.full((1, 105, 105), 255, dtype=torch.uint8), side) == 255).all()
+    assert (reduce_images(torch.full((1, 105, 105), 255, dtype=torch.uint8), side) == 255).all()
     fine = images.double().repeat_interleave(side, 1).repeat_interleave(side, 2)  # side x 105 is a multiple of both
     exact = fine.reshape(3, side, 105, side, 105).mean((2, 4))
     assert float((small - exact).abs().max()) <= 0.5 + 1e-3
@@ -86,7 +86,7 @@ def test_unusual_numbers_of_drawings(tmp_path: Path) -> None:
     assert [data.tasks[split]["Greek"].targets["Greek"].bincount()[1] for split in data.tasks] == [8, 4, 5]
     assert [data.tasks[split]["Latin"].targets["Latin"].bincount()[0] for split in data.tasks] == [10, 3, 6]
     with pytest.raises(InputError, match="Greek: the 3 drawings of a character leave none for val"):
-        resplit("Greek", torch.tensor([0, 0, 0, 1, 1]), torch.Generator())
+        split_drawings("Greek", torch.tensor([0, 0, 0, 1, 1]), torch.Generator())
 
 
 def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

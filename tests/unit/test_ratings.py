@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules import books, jester, movielens
-from mtl.data_modules.books import HEADER, BooksDataModule, core, read_records
+from mtl.data_modules.books import HEADER, BooksDataModule, drop_rare_ids, read_records
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from torch import Tensor
@@ -172,7 +172,7 @@ def test_records_are_kept_with_ids_in_sorted_order(tmp_path: Path) -> None:
 def test_core_is_the_largest_possible(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     user, item = (torch.rand(25, 30, generator=generator) < 0.12).nonzero(as_tuple=True)
-    kept = core(user, item, 3)
+    kept = drop_rare_ids(user, item, 3)
     for ids in (user[kept], item[kept]):
         assert not len(ids) or int(torch.bincount(ids)[ids].min()) >= 3
     left = dict(enumerate(zip(user.tolist(), item.tolist(), strict=True)))

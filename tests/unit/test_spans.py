@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.data_modules.texts.answers import exact_match, f1, words
+from mtl.data_modules.texts.answers import exact_match, f1, split_answer
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
@@ -41,9 +41,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_normalized_words() -> None:
-    assert words("The  Café, an U.S.-based (A) test!\n") == ["café", "usbased", "test"]
-    assert words("Theatre — another day") == ["theatre", "—", "another", "day"]
-    assert words("the a an . ,") == []
+    assert split_answer("The  Café, an U.S.-based (A) test!\n") == ["café", "usbased", "test"]
+    assert split_answer("Theatre — another day") == ["theatre", "—", "another", "day"]
+    assert split_answer("the a an . ,") == []
 
 
 @pytest.mark.parametrize(

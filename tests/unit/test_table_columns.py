@@ -14,7 +14,7 @@ import pytest
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.described import suggest_column_options
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
-from mtl.data_modules.tables.inference import is_named
+from mtl.data_modules.tables.inference import has_id_name
 from mtl.data_modules.tables.statistics import bounds_of
 
 from mtl.checks import InputError
@@ -141,8 +141,8 @@ def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["id", "ID", "userId", "movieid", "zip code", "Order Key", "user", "Unnamed: 0"])
 def test_names_of_identifiers(name: str) -> None:
-    assert is_named(name)
-    assert not any(map(is_named, ("paid", "user age", "key size", "grid", "price", "idle time", "customers")))
+    assert has_id_name(name)
+    assert not any(map(has_id_name, ("paid", "user age", "key size", "grid", "price", "idle time", "customers")))
 
 
 LEAKS: dict[str, Any] = {

@@ -17,12 +17,12 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules.files.identity import fingerprint
-from mtl.data_modules.state import changes
+from mtl.data_modules.state import describe_changes
 from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.columns.list import words_and_groups
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
-from mtl.data_modules.tables.labels import TargetOptions, where_positive
+from mtl.data_modules.tables.labels import TargetOptions, mask_by_conditions
 from mtl.data_modules.tables.statistics import Moments
 
 from mtl.checks import InputError
@@ -618,7 +618,7 @@ def test_changed_files_are_noticed(way: str, tmp_path: Path) -> None:
     (folder / f"part-1{suffix}").unlink()
     (folder / f"part-3{suffix}").unlink()
     one = {"data.path": fingerprint(folder / f"part-0{suffix}")}
-    assert changes(one, {}, {}) == {"data.path": f"data.path=part-0{suffix} is not given"}
+    assert describe_changes(one, {}, {}) == {"data.path": f"data.path=part-0{suffix} is not given"}
 
 
 def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -690,7 +690,7 @@ def test_labels_count_where_all_nested_conditions_hold() -> None:
     tasks = {"a": BINARY, "b": BINARY | {"where": "a"}, "y": REGRESSION | {"where": "b"}, "c": CLASSES | {"where": "b"}}
     a, b = torch.tensor([1.0, 0.0, math.nan, 1.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, 0.0, math.nan])
     targets = {"a": a, "b": b, "y": torch.arange(5.0), "c": torch.arange(5)}
-    kept = where_positive(TargetOptions.each(tasks), targets)
+    kept = mask_by_conditions(TargetOptions.from_tasks(tasks), targets)
     assert torch.equal(kept["y"].isnan(), torch.tensor([False, True, True, True, True]))
     assert kept["c"].tolist() == [0, *[MISSING_CLASS] * 4]
 

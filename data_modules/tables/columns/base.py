@@ -49,7 +49,9 @@ class Column(ABC):
     @property
     def inputs(self) -> Mapping[str, Categorical | Bag]:
         """The inputs that are ids."""
-        return {name: Categorical(known.size, added=known.added) for name, known in self.vocabularies.items()}
+        return {
+            name: Categorical(vocabulary.size, added=vocabulary.added) for name, vocabulary in self.vocabularies.items()
+        }
 
     @property
     def options(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class Column(ABC):
     def encode(self, cells: Cells) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Return ids ``[N]`` (lists: ``[N, length]``) by input, and columns of numbers ``[N]``. Raises InputError."""
         texts, numbers = self.read(cells)
-        ids = {name: known.encode(texts[name]) for name, known in self.vocabularies.items()}
+        ids = {name: vocabulary.encode(texts[name]) for name, vocabulary in self.vocabularies.items()}
         for name in ids:
             self._note_unknown(name, ids[name], cells)
         columns = list[Tensor]()
@@ -82,8 +84,8 @@ class Column(ABC):
         remarks.unusual[UNSEEN, name] += unknown
         if count >= FEW and 2 * unknown > count and name not in remarks.warned:
             remarks.warned.add(name)
-            here = f"{cells.where}, column {name!r}"
-            logger.warning("%s: %d of %d cells are unknown or rare categories", here, unknown, count)
+            message = "%s, column %r: %d of %d cells are unknown or rare categories"
+            logger.warning(message, cells.where, name, unknown, count)
 
     def elements(self, cells: Cells) -> dict[str, pl.Series]:
         """Return what is counted to find new categories, by input. Raises InputError."""

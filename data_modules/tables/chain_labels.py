@@ -17,7 +17,7 @@ from .labels import TargetOptions
 from .profile import Blocks
 
 
-def tasks_filled_after(labels: Sequence[TargetOptions], specs: Sequence[TaskSpec], blocks: Blocks) -> list[str]:
+def find_filled_tasks(labels: Sequence[TargetOptions], specs: Sequence[TaskSpec], blocks: Blocks) -> list[str]:
     """Return the tasks whose column is empty in all training rows without the task before, such as without a click.
 
     In such a column, an empty cell without a click means no purchase; in others, it is a missing label. This follows
@@ -26,20 +26,20 @@ def tasks_filled_after(labels: Sequence[TargetOptions], specs: Sequence[TaskSpec
     ordered = _by_depth(labels)
     if all(task.after is None for task in ordered):
         return []
-    columns, spec = [task.column for task in ordered], {task.name: task for task in specs}
+    columns, specs_by_name = [task.column for task in ordered], {spec.name: spec for spec in specs}
     parts = []
     for frame, where in blocks(columns):
         distinct = frame.unique(columns, keep="first", maintain_order=True)
-        parts.append({task.name: task.targets(spec[task.name], distinct, where) for task in ordered})
-    found, filled = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, list[str]()
+        parts.append({task.name: task.targets(specs_by_name[task.name], distinct, where) for task in ordered})
+    targets, filled = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, list[str]()
     for task in ordered:
-        if task.after is not None and bool(found[task.name][found[task.after] == 0].isnan().all()):
+        if task.after is not None and bool(targets[task.name][targets[task.after] == 0].isnan().all()):
             filled.append(task.name)
-            found[task.name] = torch.where(found[task.after] == 0, 0.0, found[task.name])
+            targets[task.name] = torch.where(targets[task.after] == 0, 0.0, targets[task.name])
     return filled
 
 
-def chained(
+def fill_chains(
     labels: Sequence[TargetOptions],
     targets: Mapping[str, Tensor],
     filled: Sequence[str],
@@ -50,26 +50,27 @@ def chained(
 
     Raises InputError for a row with a purchase but without a click.
     """
-    found, column = dict(targets), {task.name: task.column for task in labels}
+    completed, columns = dict(targets), {task.name: task.column for task in labels}
     for task in _by_depth(labels):
         if task.after is None:
             continue
-        own, never = found[task.name], found[task.after] == 0
-        wrong = (never & (own == 1)).nonzero()
+        target, never = completed[task.name], completed[task.after] == 0
+        wrong = (never & (target == 1)).nonzero()
         if len(wrong):
-            number, before = int(wrong[0]), column[task.after]
-            here = Cells(frame, task.column, where).describe(number)
+            row, before = int(wrong[0]), columns[task.after]
+            cell = Cells(frame, task.column, where).describe(row)
             raise InputError(
-                f"{here}: a row cannot have {task.name} without {task.after}, and its column {before!r} is "
-                f"{frame[before][number]!r}; correct or empty one of the two cells"
+                f"{cell}: a row cannot have {task.name} without {task.after}, and its column {before!r} is "
+                f"{frame[before][row]!r}; correct or empty one of the two cells"
             )
         if task.name in filled:
-            found[task.name] = torch.where(never, 0.0, own)
-    return found
+            completed[task.name] = torch.where(never, 0.0, target)
+    return completed
 
 
 def _by_depth(labels: Sequence[TargetOptions]) -> list[TargetOptions]:
     """Return the binary tasks of chains, each behind the task that it is after."""
-    known = {task.name: task for task in labels}
-    linked = {one.name for task in labels if task.after is not None for one in chain(task, known)}
-    return sorted((known[name] for name in linked), key=lambda task: (len(chain(task, known)), task.name))
+    tasks_by_name = {task.name: task for task in labels}
+    chains = {task.name: chain(task, tasks_by_name) for task in labels}
+    linked = {link.name for task in labels if task.after is not None for link in chains[task.name]}
+    return sorted((tasks_by_name[name] for name in linked), key=lambda task: (len(chains[task.name]), task.name))
