@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,20 +71,24 @@ def assign_rows(source: RowSource, parts: Mapping[str, Tensor], rows: int | None
     return {name: SplitRows(source, blocks, counts[:, i], by_block, i) for i, name in enumerate(parts)}
 
 
-def read_splits(source: RowSource, column: str) -> dict[str, Tensor]:
-    """Return the indices of the rows of each split, as ``column`` names it; raise InputError for a bad cell."""
-    names = []
+def read_cells(source: RowSource, column: str) -> Iterator[Cells]:
+    """Yield the cells of ``column`` of each file."""
     for block in source.blocks(None):
-        rows = source.read(block, [column])
-        cells = Cells(rows, column, block.file)
+        yield Cells(source.read(block, [column]), column, block.file)
+
+
+def read_splits(source: RowSource, column: str) -> dict[str, Tensor]:
+    """Return the indices of the rows of each split, as ``column`` names it; raise InputError for an invalid cell."""
+    names = []
+    for cells in read_cells(source, column):
         cells.check_type(f" to {', '.join(SPLITS)}")
         text = as_text(cells.column)
-        bad = (text.is_null() | ~text.is_in(SPLITS)).arg_true()
-        if len(bad):
-            raise InputError(f"{cells.describe(bad[0])}; accepted are {', '.join(SPLITS)}")
+        invalid = (text.is_null() | ~text.is_in(SPLITS)).arg_true()
+        if len(invalid):
+            raise InputError(f"{cells.describe(invalid[0])}; accepted are {', '.join(SPLITS)}")
         names.append(text)
-    every = pl.concat(names)
-    return {name: torch.from_numpy((every == name).arg_true().to_numpy().astype(np.int64)) for name in SPLITS}
+    split_of_row = pl.concat(names)
+    return {name: torch.from_numpy((split_of_row == name).arg_true().to_numpy().astype(np.int64)) for name in SPLITS}
 
 
 def read_rare_classes(source: RowSource, columns: Sequence[str], share: float) -> Tensor | None:
@@ -97,7 +101,7 @@ def read_rare_classes(source: RowSource, columns: Sequence[str], share: float) -
         kind = source.schema[column]
         if kind.is_nested() or kind == pl.Object:  # an error when the labels are read
             continue
-        text = pl.concat([as_text(source.read(block, [column])[column]) for block in source.blocks(None)])
+        text = pl.concat([as_text(cells.column) for cells in read_cells(source, column)])
         counts = text.drop_nulls().value_counts(sort=True)
         if len(counts) == 2 and counts["count"][1] < share * len(text.drop_nulls()):
             rare.append((text == counts[column][1]).fill_null(False).to_numpy())
@@ -109,22 +113,20 @@ def read_rare_classes(source: RowSource, columns: Sequence[str], share: float) -
 def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     """Return the time of each row ``[N]``, float64: days, or the numbers that the column holds.
 
-    While the column is read it is in memory. Raises InputError for a bad cell.
+    While the column is read it is in memory. Raises InputError for an invalid cell.
     """
-    blocks = source.blocks(None)
-    texts, form = source.schema[column] == pl.String, ""
-    every = pl.concat([source.read(block, [column]) for block in blocks]) if texts else pl.DataFrame()
-    if texts and parse(every[column]).null_count():  # dates, in the one format that fits those of all files
-        form = format_of(Cells(every, column, source.location), options, "date")
+    date_format = ""
+    if source.schema[column] == pl.String:
+        rows = pl.concat([cells.frame for cells in read_cells(source, column)])
+        if parse(rows[column]).null_count():  # dates, in the one format that fits those of all files
+            date_format = format_of(Cells(rows, column, source.location), options, "date")
     times = []
-    for block in blocks:
-        rows = source.read(block, [column])
-        cells = Cells(rows, column, block.file)
+    for cells in read_cells(source, column):
         cells.check_type("", "date")
-        _check_filled(rows, column, block, "data.split.by=time needs the time of each row")
-        numbers = parse(rows[column])
+        _check_filled(cells, "data.split.by=time needs the time of each row")
+        numbers = parse(cells.column)
         if numbers.null_count():
-            numbers = cells.dates(form).dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
+            numbers = cells.dates(date_format).dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
         times.append(numbers.cast(pl.Float64))
     return torch.from_numpy(pl.concat(times).to_numpy().copy())
 
@@ -135,16 +137,16 @@ def read_groups(source: RowSource, column: str) -> Tensor:
     While the column is read it is in memory. Raises InputError for an empty cell.
     """
     texts = []
-    for block in source.blocks(None):
-        rows = source.read(block, [column])
-        Cells(rows, column, block.file).check_type(" to single values", "date")
-        rows = rows.with_columns(as_text(rows[column]).replace("", None))
-        _check_filled(rows, column, block, "data.split.by=group needs the group of each row")
-        texts.append(rows[column])
+    for cells in read_cells(source, column):
+        cells.check_type(" to single values", "date")
+        cells = replace(cells, frame=cells.frame.with_columns(as_text(cells.column).replace("", None)))
+        _check_filled(cells, "data.split.by=group needs the group of each row")
+        texts.append(cells.column)
     return torch.from_numpy(pl.concat(texts).rank("dense").to_numpy().astype(np.int64))
 
 
-def _check_filled(rows: pl.DataFrame, column: str, block: Block, why: str) -> None:
-    empty = rows[column].is_null().arg_true()
+def _check_filled(cells: Cells, why: str) -> None:
+    """Raise InputError, which describes the first empty cell."""
+    empty = cells.column.is_null().arg_true()
     if len(empty):
-        raise InputError(f"{Cells(rows, column, block.file).describe(empty[0])}: {why}")
+        raise InputError(f"{cells.describe(empty[0])}: {why}")

@@ -270,10 +270,8 @@ class TableDataModule(TensorDataModule):
         """Return the rows that ``path``, ``val_path`` or ``test_path`` names. Raises InputError."""
         if split in self.frames:
             return RowSource.of_frames({str(self.paths[split]): self.frames[split]})
-        path, option, in_memory = self.paths[split], f"data.{OPTION[split]}", self.window_rows is None
-        if not in_memory:
-            parquet_files(path, option)
-        return RowSource.open(path, option, self.csv.separator, self.csv.null_values, in_memory)
+        reading = self.csv.separator, self.csv.null_values, self.window_rows is None
+        return RowSource.open(self.paths[split], f"data.{OPTION[split]}", *reading)
 
     def split_rows(self) -> dict[str, SplitRows]:
         """Return the rows of each split, from one file or several. Raises InputError, also for missing columns."""

@@ -79,8 +79,11 @@ class RowSource:
         if files[0].suffix != PARQUET:
             texts = {str(file): read_text(file, separator, null_values) for file in files}
             return RowSource.of_frames(texts, location, from_text=True)
+        numbered: dict[str, Any] = {"row_index_name": ROW, "row_index_offset": 1}
+        numbered |= {"include_file_paths": FILE} if len(files) > 1 else {}
+        scans = {str(file): scan(file, glob=False, **numbered) for file in files}
         stamps = {str(file): () if isinstance(file, CloudPath) else stamp(file) for file in files}
-        source = RowSource(location, {str(file): scan(file, glob=False) for file in files}, stamps=stamps)
+        source = RowSource(location, scans, stamps=stamps)
         return source._load() if in_memory else source
 
     @staticmethod
@@ -100,7 +103,7 @@ class RowSource:
             tables = {location: pl.concat(named, how="vertical_relaxed", rechunk=True)}
         [(name, table)] = tables.items()
         require(len(table) > 0, f"{location} has no rows")
-        return RowSource(location, {name: table.with_columns(pl.selectors.float().fill_nan(None)).lazy()}, from_text)
+        return RowSource(location, {name: table.lazy()}, from_text)
 
     def _load(self) -> RowSource:
         """Return the same rows in memory. Raises InputError if there are none, or too many."""
@@ -153,21 +156,17 @@ class RowSource:
         The rows are numbered in ``ROW`` as in their file, which, if there are several, ``FILE`` names. Raises
         InputError, also if the file has changed since it was opened.
         """
-        if not self.stamps:
-            rows = self.tables[block.file].slice(block.start, block.count)
-            numbering = pl.selectors.by_name(ROW, FILE, require_all=False)
-            return rows.select(numbering, *dict.fromkeys(columns)).collect()
-        file, opened = Path(block.file), self.stamps[block.file]
-        require(
-            not opened or (file.exists() and stamp(file) == opened),
-            f"{block.file} was changed, replaced or deleted while it was being read; it must stay as it is until the "
-            "run ends",
-        )
+        if opened := self.stamps.get(block.file):
+            file = Path(block.file)
+            require(
+                file.exists() and stamp(file) == opened,
+                f"{file} was changed, replaced or deleted while it was being read; it must stay as it is until the run "
+                "ends",
+            )
         types: dict[Any, pl.DataType] = {name: self.schema[name] for name in columns}
-        frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(list(types)))
-        frame = frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))
-        names = [pl.lit(block.file).alias(FILE)] if len(self.tables) > 1 else []
-        return frame.with_row_index(ROW, offset=1 + block.start).with_columns(names)
+        numbering = pl.selectors.by_name(ROW, FILE, require_all=False)
+        frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(numbering, *types))
+        return frame.cast(types).with_columns(pl.selectors.float().fill_nan(None))
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
         """Yield ``columns`` of all rows in blocks, each with the name of its file."""
