@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mtl import __version__
+from mtl.checks import require
 from mtl.cli.errors import one_line_errors
 from mtl.files.cloud import path_of
+from mtl.files.records import PREDICTIONS
 from mtl.runs.commands import program, relative_to_cwd
 
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
@@ -47,9 +49,12 @@ def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Names
     return given
 
 
-def add_table(parser: ArgumentParser, rows: str) -> None:
-    """Add the arguments of a command that makes a table from the rows of a file; ``rows`` describes that file."""
-    parser.add_argument("rows", type=path_of, help=rows)
+def add_table(parser: ArgumentParser, rows: str, nargs: str | None = None) -> None:
+    """Add the arguments of a command that makes a table from the rows of a file; ``rows`` describes that file.
+
+    ``nargs``: "?" if the file may be left out.
+    """
+    parser.add_argument("rows", type=path_of, nargs=nargs, help=rows)
     out = f"file to write: .csv, .tsv or .parquet; default: show the table, of rows the first {FIRST}"
     parser.add_argument("-o", "--out", type=Path, help=out)
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
@@ -180,23 +185,33 @@ def drift(arguments: Sequence[str] | None = None) -> None:
 
 
 def compare(arguments: Sequence[str] | None = None) -> None:
-    """Show or write by how much the network of another run is better on the labelled rows of a file."""
+    """Show or write by how much the network of another run is better, on the test rows or those of a file."""
     parser = parser_of("compare", "Compare the networks A and B of two runs on the same rows with labels")
     parser.add_argument("other", metavar="RUN_B", help="another run, whose network is B")
-    add_table(parser, "a table with the columns and labels of both: test rows, say")
+    rows = "a table with the columns and labels of both; default: what both runs have predicted for their test rows"
+    add_table(parser, rows, nargs="?")
     least = "difference of the metric that would matter, in its unit; default any"
     parser.add_argument("--margin", type=float, help=least)
-    parser.add_argument("--by", metavar="COLUMN", help="also compare the rows of each value of this column")
+    parser.add_argument(
+        "--by", metavar="COLUMN", help="also compare the rows of each value of this column of the table"
+    )
     parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
     with one_line_errors():
         given = read_given(parser, arguments)
-        from mtl.use.compare import compare, in_words
-        from mtl.use.predict import read_rows, show
+        from mtl.use.compare import compare, compare_runs, in_words
+        from mtl.use.predict import check_out, read_rows, show
 
-        a, b = loaded(given, given.other)
-        options = given.margin, given.by, given.resamples, given.seed, str(given.rows)
-        found = compare(a, b, read_rows(a, given.rows), *options)
+        if given.rows is None:
+            a, b = (Path(run) if Path(run).is_dir() else beside(run, "") for run in (given.run, given.other))
+            require(given.by is None, f"--by {given.by}: give the table with this column, mtl compare RUN_A RUN_B FILE")
+            if given.out is not None:
+                check_out(given.out, a / PREDICTIONS, given.force)
+            found = compare_runs(a, b, given.margin, given.resamples, given.seed)
+        else:
+            a, b = loaded(given, given.other)
+            options = given.margin, given.by, given.resamples, given.seed, str(given.rows)
+            found = compare(a, b, read_rows(a, given.rows), *options)
         if given.out is None:
             show(found if given.by else found.drop("by"))
         else:

@@ -22,6 +22,7 @@ from mtl.files.records import PREDICTIONS, checked_file
 from mtl.files.writing import writing
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import NETWORK
+from mtl.training.metrics import metric_names
 from mtl.types import TaskSpec
 
 METADATA = "mtl"  # key of the file's metadata: the tasks, and a digest of the rows of each split
@@ -66,7 +67,7 @@ def write_predictions(
         return
     described = {
         task.name: {"kind": task.kind, "classes": list(task.classes), "num_classes": task.num_classes}
-        | {"transform": "log" if task.is_log else None}
+        | {"transform": "log" if task.is_log else None, "metrics": metric_names(task), "quantiles": task.quantiles}
         for task in tasks
         if task.kind in KINDS
     }
@@ -82,25 +83,28 @@ def _series(name: str, values: Tensor) -> pl.Series:
 
 def read_predictions(
     folder: Path, split: str = "test", model: str = NETWORK
-) -> tuple[dict[str, TaskSpec], dict[str, LabeledPredictions]]:
-    """Return the tasks of the run in ``folder``, and by task the rows that one of its models predicted.
+) -> tuple[dict[str, TaskSpec], dict[str, LabeledPredictions], str]:
+    """Return the tasks of the run in ``folder``, by task the rows that one of its models predicted, and their digest.
 
-    A task has the options that say what its predictions mean. Raises InputError if there is no such file, or it is
-    damaged; a stranger may have written it.
+    A task has its metrics, and the options that say what its predictions mean. Raises InputError if there is no such
+    file, or it is damaged; a stranger may have written it.
     """
     path = checked_file(folder / PREDICTIONS, folder, math.inf)
     with parsing(path, f"Write it again: mtl evaluate {folder}"):
-        described = json.loads(pl.read_parquet_metadata(path)[METADATA])["tasks"]
-        tasks = {name: _task(name, options) for name, options in described.items()}
+        content = json.loads(pl.read_parquet_metadata(path)[METADATA])
+        tasks = {name: _task(name, options) for name, options in content["tasks"].items()}
         rows = pl.scan_parquet(path).filter(split=split, model=model).select("task", *SCHEMA).collect()
         rows = rows.cast(SCHEMA)  # type: ignore[arg-type]  # polars' types of keys are narrower than texts
         by_task = {name: rows.filter(task=name) for name in tasks}
-        return tasks, {name: _rows(tasks[name], part, path) for name, part in by_task.items() if len(part)}
+        predictions = {name: _rows(tasks[name], part, path) for name, part in by_task.items() if len(part)}
+        return tasks, predictions, str(content["digests"][split])
 
 
 def _task(name: str, options: Mapping[str, Any]) -> TaskSpec:
     classes = tuple(str(label) for label in options["classes"])
-    return TaskSpec(name, options["kind"], options["num_classes"], classes=classes, transform=options["transform"])
+    metrics, quantiles = tuple(options["metrics"]), tuple(options["quantiles"])
+    meaning = {"transform": options["transform"], "quantiles": quantiles, "loss": "quantile" if quantiles else None}
+    return TaskSpec(name, options["kind"], options["num_classes"], metrics=metrics, classes=classes, **meaning)
 
 
 def _rows(task: TaskSpec, part: pl.DataFrame, path: Path) -> LabeledPredictions:

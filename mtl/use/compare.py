@@ -1,31 +1,36 @@
-"""Compare two trained networks on the same rows with labels: ``mtl compare RUN_A RUN_B FILE``."""
+"""Compare two trained networks on the same rows with labels: ``mtl compare RUN_A RUN_B [FILE]``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+import numpy as np
 import polars as pl
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import InputError, join_names, require
 from mtl.files.formatting import number
+from mtl.files.records import PREDICTIONS
 from mtl.objectives import OF_QUANTILES
-from mtl.options import Positive, RunSeed, validated
+from mtl.options import FilePath, Positive, RunSeed, validated
 from mtl.report.statistics import Difference, Verdict, holm
+from mtl.runs.predictions_file import read_predictions
 from mtl.training.bootstrap import standard_error
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
-from mtl.types import MISSING_CLASS, Batch, TaskSpec, labelled
+from mtl.types import RANKING, Batch, TaskSpec, metric_family
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluation_of
 from mtl.use.slices import values_of
 from mtl.use.trained import ROWS, TrainedModel
 
 RESAMPLES = 1_000
+Resamples = Annotated[int, Field(ge=100)]
 MOST = 20_000  # rows of a resample
 LEAST = 50  # labelled rows of a slice
 KINDS = {"task": pl.String, "by": pl.String, "rows": pl.Int64, "metric": pl.String}
@@ -39,7 +44,7 @@ def compare(
     rows: Any,
     margin: Positive | None = None,
     by: str | None = None,
-    resamples: Annotated[int, Field(ge=100)] = RESAMPLES,
+    resamples: Resamples = RESAMPLES,
     seed: RunSeed = 0,
     where: str = ROWS,
 ) -> Any:
@@ -62,73 +67,112 @@ def compare(
     if by is not None:
         require(by in frame.columns, f"{where} has no column {by!r}; it has {join_names(frame.columns)}")
         require(not frame[by].dtype.is_nested(), f"column {by!r} of {where} holds lists: give one of single values")
-    found, slices = [], []
-    for task, metric, pair, kept in _labelled_by_both(model_a, model_b, frame, where):
-        found.append((task, None, _compared(task, metric, pair, resamples, seed)))
-        if by is not None:
-            own = values_of(frame[by], model_a.encoder).filter(pl.Series(kept.numpy()))
-            for value in own.value_counts().filter(pl.col("count") >= LEAST)[by].sort():
-                index = own.eq(value).arg_true().to_torch().long()
-                part = [each.at(index) for each in pair]
-                slices.append((task, value, _compared(task, metric, part, resamples, seed)))
-    require(by is None or bool(slices), f"no value of column {by!r} has {LEAST} rows with a label")
-    known = [each[1].p for *_, each in slices if each[1].p is not None]
-    corrected = iter(holm(known))
-    table = []
-    for task, value, (row, difference) in [*found, *slices]:
-        p = next(corrected) if value is not None and difference.p is not None else difference.p
-        table.append({"task": task.name, "by": value, **row, "p": p, "b_is": _outcome(row, difference, p, margin)})
-    return like(rows, pl.DataFrame(table, KINDS))
-
-
-def _labelled_by_both(
-    model_a: TrainedModel, model_b: TrainedModel, frame: pl.DataFrame, where: str
-) -> Iterator[tuple[TaskSpec, str, list[LabeledPredictions], Tensor]]:
-    """Yield each task of both models, its main metric, the rows of both with a label, and which rows those are."""
-    tasks: list[dict[str, TaskSpec]] = [{t.name: t for t in each.spec.tasks} for each in (model_a, model_b)]
-    shared = [name for name in tasks[0] if name in tasks[1]]
-    have = " and ".join(join_names(each) for each in tasks)
-    require(bool(shared), f"the two networks have no task of the same name: {have}")
-    batches, metrics = [], dict[str, str]()
-    for model, which in ((model_a, "A"), (model_b, "B")):
+    models, batches = (model_a, model_b), list[Batch]()
+    tasks = _shared_tasks(*(model.spec.tasks for model in models))
+    for model, which in zip(models, "AB", strict=True):
         if model.labelled is None:
             raise InputError(f"the data of network {which} are no table")
         try:
             batches.append(model.labelled(frame, where))
         except InputError as error:
             raise InputError(f"network {which}: {error}") from None
-    for name in shared:
-        a, b = tasks[0][name], tasks[1][name]
-        require(a.kind == b.kind, f"task {name!r} is {a.kind} in network A and {b.kind} in B")
-        main = metric_names(a)[0]
-        metrics[name] = "mae" if main in OF_QUANTILES and a.quantiles != b.quantiles else main
-    kept = {}
-    for name in shared:
-        labels = [batch.targets[name] for batch in batches]
-        kept[name] = labelled(tasks[0][name], labels[0]) & labelled(tasks[1][name], labels[1])
-        first, second = (_names(each[name], label[kept[name]]) for each, label in zip(tasks, labels, strict=True))
-        other = f"task {name!r}: the networks read other labels from the same rows"
-        require(first == second, f"{other}: do both predict the same column, with the same positive class?")
-    rows = []
-    for model, batch in zip((model_a, model_b), batches, strict=True):
-        own = [replace(each, metrics=(metrics[each.name],)) if each.name in kept else each for each in model.spec.tasks]
-        rows.append(evaluation_of(model, [_only(batch, kept)], own).gathered())
-    for name in shared:
-        yield tasks[0][name], metrics[name], [each[name] for each in rows if name in each], kept[name]
+    metrics, predictions = {a.name: (metric,) for a, _, metric in tasks}, []
+    for model, batch in zip(models, batches, strict=True):
+        specs = [replace(task, metrics=metrics.get(task.name, task.metrics)) for task in model.spec.tasks]
+        predictions.append(evaluation_of(model, [batch], specs).gathered())
+    cells = None if by is None else values_of(frame[by], model_a.encoder)
+    return like(rows, _comparison(tasks, predictions, cells, margin, resamples, seed))
+
+
+@validated
+def compare_runs(
+    folder_a: FilePath,
+    folder_b: FilePath,
+    margin: Positive | None = None,
+    resamples: Resamples = RESAMPLES,
+    seed: RunSeed = 0,
+) -> pl.DataFrame:
+    """Compare the networks of two runs as ``compare`` does, on the test rows, by their stored predictions.
+
+    Images and texts can be compared too. Raises InputError unless both were tested on the same rows.
+    """
+    for folder in (folder_a, folder_b):
+        absent = f"{folder} has no {PREDICTIONS}: give a FILE with labels, or a folder that mtl evaluate has written"
+        require((folder / PREDICTIONS).is_file(), absent)
+    (tasks_a, predictions_a, rows_a), (tasks_b, predictions_b, rows_b) = map(read_predictions, (folder_a, folder_b))
+    differ = f"{folder_a} and {folder_b} were tested on different rows: their files, split options or data.seed differ"
+    require(rows_a == rows_b, f"{differ}; give a FILE with labels, on which neither was trained")
+    tasks = _shared_tasks([*tasks_a.values()], [*tasks_b.values()])
+    for task, _, metric in tasks:
+        is_ranking, needs_scores = metric_family(metric) in RANKING, (task.kind, metric) == ("multiclass", "auroc")
+        column = "groups" if is_ranking else "scores" if needs_scores else "label"
+        stored = task.name not in predictions_b or column in predictions_b[task.name].columns()
+        require(stored, f"task {task.name!r}: {folder_b} has no {column} to compute {metric}; give a FILE with labels")
+    return _comparison(tasks, [predictions_a, predictions_b], None, margin, resamples, seed)
+
+
+def _comparison(
+    tasks: Sequence[tuple[TaskSpec, TaskSpec, str]],
+    predictions: Sequence[Mapping[str, LabeledPredictions]],
+    cells: pl.Series | None,
+    margin: float | None,
+    resamples: int,
+    seed: int,
+) -> pl.DataFrame:
+    """Return the table of ``compare``, from what both networks predicted; ``cells``: the slice of each row."""
+    of_tasks, slices = [], []
+    for a, b, metric in tasks:
+        pair = _common_rows((a, b), predictions)
+        of_tasks.append((a, None, _compared(a, metric, pair, resamples, seed)))
+        if cells is not None and pair:
+            values = cells[pair[0].row_id.numpy()]
+            for value in values.value_counts().filter(pl.col("count") >= LEAST)[cells.name].sort():
+                index = values.eq(value).arg_true().to_torch().long()
+                part = [rows.at(index) for rows in pair]
+                slices.append((a, value, _compared(a, metric, part, resamples, seed)))
+    if cells is not None:
+        require(bool(slices), f"no value of column {cells.name!r} has {LEAST} rows with a label")
+    p_values = [difference.p for *_, (_, difference) in slices if difference.p is not None]
+    corrected = iter(holm(p_values))
+    table = []
+    for task, value, (row, difference) in [*of_tasks, *slices]:
+        p = next(corrected) if value is not None and difference.p is not None else difference.p
+        table.append({"task": task.name, "by": value, **row, "p": p, "b_is": _outcome(row, difference, p, margin)})
+    return pl.DataFrame(table, KINDS)
+
+
+def _shared_tasks(a: Sequence[TaskSpec], b: Sequence[TaskSpec]) -> list[tuple[TaskSpec, TaskSpec, str]]:
+    """Return each task of both networks, as A and as B describe it, and the metric to compare: the main one of A."""
+    of_b, shared = {task.name: task for task in b}, []
+    for task in a:
+        if (other := of_b.get(task.name)) is not None:
+            require(task.kind == other.kind, f"task {task.name!r} is {task.kind} in network A and {other.kind} in B")
+            main = metric_names(task)[0]
+            shared.append((task, other, "mae" if main in OF_QUANTILES and task.quantiles != other.quantiles else main))
+    names = " and ".join(join_names(task.name for task in tasks) for tasks in (a, b))
+    require(bool(shared), f"the two networks have no task of the same name: {names}")
+    return shared
+
+
+def _common_rows(
+    tasks: tuple[TaskSpec, TaskSpec], predictions: Sequence[Mapping[str, LabeledPredictions]]
+) -> list[LabeledPredictions]:
+    """Return what both networks predicted for the rows that have a label in both, in one order; [] without any."""
+    name = tasks[0].name
+    pair = [by_task[name] for by_task in predictions if name in by_task]
+    if len(pair) < 2:
+        return []
+    _, *places = np.intersect1d(pair[0].row_id.numpy(), pair[1].row_id.numpy(), return_indices=True)
+    pair = [rows.at(torch.from_numpy(place)) for rows, place in zip(pair, places, strict=True)]
+    first, second = (_names(task, rows.label) for task, rows in zip(tasks, pair, strict=True))
+    other = f"task {name!r}: the networks read other labels from the same rows"
+    require(first == second, f"{other}: do both predict the same column, with the same positive class?")
+    return pair
 
 
 def _names(task: TaskSpec, labels: Tensor) -> list[Any]:
     """Return labels; those of several classes, which may be numbered in another way, by name."""
     return [task.classes[label] for label in labels] if task.num_classes > 1 and task.classes else labels.tolist()
-
-
-def _only(batch: Batch, kept: dict[str, Tensor]) -> Batch:
-    """Return a batch in which the tasks ``kept`` have labels only in the rows ``kept [N]`` of each."""
-    targets = dict(batch.targets)
-    for name, rows in kept.items():
-        labels = batch.targets[name]
-        targets[name] = labels.masked_fill(~rows, math.nan if labels.is_floating_point() else MISSING_CLASS)
-    return Batch(batch.inputs, targets, {}, batch.groups)
 
 
 def _compared(

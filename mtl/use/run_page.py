@@ -73,7 +73,7 @@ def write_run_page(
     assert results is not None
     predictions, table, epoch, notes = list[Predictions](), None, None, list[str]()
     try:
-        specs, by_task = read_predictions(folder)
+        specs, by_task, _ = read_predictions(folder)
         predictions = [(specs[name], rows) for name, rows in by_task.items()]
     except InputError as error:
         notes.append(f"What needs the predictions for the test rows is left out: {first_line(error)}")

@@ -17,6 +17,7 @@ from mtl.pipeline.run import run
 from mtl.runs.predictions_file import METADATA, read_predictions
 from mtl.training.measurements import Measurements, is_routing
 from mtl.training.metrics import value_of
+from mtl.use.compare import compare_runs
 from tests.integration.helpers import NARROW, compose_small
 from tests.integration.test_configs import SMALL_TEXTS
 from tests.loaded import loaded
@@ -38,7 +39,7 @@ def check_metrics(folder: Path, models: list[str]) -> None:
     assert numbers.models() == models
     compared = 0
     for split, model in [("val", "network"), *(("test", model) for model in models)]:
-        tasks, predictions = read_predictions(folder, split, model)
+        tasks, predictions, _ = read_predictions(folder, split, model)
         for key, (value, _) in numbers.items():
             is_metric = (key.split, key.model) == (split, model) and key.task and key.metric != "loss"
             if is_metric and not is_routing(key.metric):
@@ -84,6 +85,7 @@ def test_tasks_with_rows_of_their_own(tmp_path: Path, tiny_data: Path) -> None:
     words = ["data=four_mnists", "network=routed_mnists", "gate=softmax", f"paths.data_dir={tiny_data}"]
     run(compose_small(tmp_path, *words, "data.rows=[60,20,21]", "data.eval_batch_size=8", "trainer.max_epochs=1"))
     check_metrics(tmp_path, ["network", "constant"])
+    assert compare_runs(tmp_path, tmp_path, resamples=100)["b_is"].to_list() == ["as good"] * 4
     table = pl.read_parquet(tmp_path / PREDICTIONS).filter(split="test", model="network")
     for _, part in table.group_by("task"):
         assert part["row_id"].to_list() == list(range(len(part)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from polars.testing import assert_frame_equal
 from scipy.stats import norm
 
 import mtl
 from mtl.checks import InputError
 from mtl.cli.use import compare as command
+from mtl.files.records import PREDICTIONS
 from mtl.report.statistics import holm
+from mtl.runs.predictions_file import write_predictions
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import value_of
 from mtl.types import TaskSpec
-from mtl.use.compare import _compared, in_words
+from mtl.use.compare import _compared, compare_runs, in_words
 from tests.unit.test_fit import QUICK, visits
 
 TASKS: dict[str, Any] = {
@@ -198,3 +202,73 @@ def test_command_shows_and_writes(model: Any, worse: Any, tmp_path: Path, capsys
     assert pl.read_parquet(tmp_path / "found.parquet").equals(mtl.compare(model, worse, rows, resamples=100))
     command(given)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " auroc " in line] == ["clicked"]
+
+
+def test_stored_predictions_give_the_comparison_of_the_networks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs are compared on the rows of their tests; those of another split are refused."""
+    rows, test, (a, b, c) = visits(300), visits(100, seed=3), (str(tmp_path / name) for name in "abc")
+    quick = QUICK | {"max_epochs": 1, "baseline": "none"}
+    first = mtl.fit(rows, TASKS, test=test, folder=a, **quick)
+    second = mtl.fit(rows, TASKS, test=test, folder=b, network="shared_bottom", seed=1, **quick)
+    expected = mtl.compare(first, second, test, resamples=100)
+    assert expected["difference"].ne(0).all()
+    file = tmp_path / "found.csv"
+    command([a, f"{b}/checkpoints/best.ckpt", "--resamples=100", "-o", str(file)])
+    assert_frame_equal(pl.read_csv(file, schema_overrides=expected.schema), expected)
+    assert "3 comparisons\nclicked: " in capsys.readouterr().out
+    shuffled = quick | {"options": {**quick["options"], "data.seed": 1}}
+    for folder, options in ((c, quick), (str(tmp_path / "d"), shuffled)):
+        mtl.fit(rows, TASKS, folder=folder, **options)
+    for words, message in (
+        ([c, str(tmp_path / "d")], "were tested on different rows: their files, split options or data.seed differ"),
+        ([a, b, "--by", "city"], "--by city: give the table with this column"),
+        ([a, str(tmp_path)], f"{tmp_path} has no predictions.parquet: give a FILE"),
+        ([a, b, "-o", f"{a}/{PREDICTIONS}"], "this is the file of the rows"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            command(words)
+
+
+def stored(folder: Path, task: TaskSpec, rows: LabeledPredictions) -> Path:
+    """Return a run folder with what a network has predicted for the labelled rows of its test."""
+    folder.mkdir()
+    write_predictions(folder / PREDICTIONS, {("test", "network"): {task.name: rows}}, [task], {}, {"test": "digest"})
+    return folder
+
+
+def test_stored_rows_and_classes_are_those_of_both(tmp_path: Path) -> None:
+    """Only rows with a label in both count, and classes are compared by name, however they are numbered."""
+    label, right = torch.tensor([0, 1, 2, 1]), torch.tensor([True, True, False, True])
+    a = TaskSpec("plan", "multiclass", 3, classes=("x", "y", "z"), metrics=("accuracy",))
+    b = TaskSpec("plan", "multiclass", 3, classes=("z", "x", "y"), metrics=("logloss",))
+    of_a = LabeledPredictions(torch.where(right, label, (label + 1) % 3), label, row_id=torch.tensor([0, 2, 3, 7]))
+    others = torch.tensor([2, 1, 0])  # rows 7, 5, 2 in B's numbers of y, x, z
+    of_b = LabeledPredictions(torch.tensor([2, 1, 1]), others, row_id=torch.tensor([7, 5, 2]))
+    folders = [stored(tmp_path / name, *run) for name, run in {"a": (a, of_a), "b": (b, of_b)}.items()]
+    with pytest.raises(InputError, match="task 'plan': the networks read other labels from the same rows"):
+        compare_runs(*folders)
+    agreed = LabeledPredictions(of_b.prediction, torch.tensor([2, 1, 2]), row_id=of_b.row_id)
+    found = compare_runs(folders[0], stored(tmp_path / "agreed", b, agreed)).row(0, named=True)
+    assert [found[name] for name in ("rows", "metric", "a", "b")] == [2, "accuracy", 1.0, 0.5]
+
+
+def test_a_metric_needs_what_both_runs_have_stored(tmp_path: Path) -> None:
+    label = torch.tensor([0, 1, 2])
+    task = TaskSpec("plan", "multiclass", 3, metrics=("auroc",))
+    a = stored(tmp_path / "a", task, LabeledPredictions(label, label, scores=torch.eye(3), row_id=label))
+    b = stored(tmp_path / "b", task, LabeledPredictions(label, label, row_id=label))
+    assert compare_runs(a, a)["a"].to_list() == [1.0]
+    with pytest.raises(InputError, match=r"task 'plan': .*/b has no scores to compute auroc; give a FILE"):
+        compare_runs(a, b)
+
+
+def test_stored_quantiles_that_differ_are_compared_by_the_middle_one(tmp_path: Path) -> None:
+    value, folders = torch.tensor([1.0, 2.0, 4.0]), []
+    for name, quantiles in (("a", (0.1, 0.5)), ("b", (0.2, 0.5))):
+        task = TaskSpec("minutes", "regression", loss="quantile", quantiles=quantiles)
+        rows = LabeledPredictions(value, value - 1, pinball=value, covered=value > 0, row_id=torch.arange(3))
+        folders.append(stored(tmp_path / name, task, rows))
+    assert compare_runs(*folders).select("metric", "a").row(0) == ("mae", 1.0)
+    assert compare_runs(folders[0], folders[0]).select("metric", "a").row(0) == ("pinball", pytest.approx(7 / 3))
