@@ -1,0 +1,139 @@
+"""The labels, groups and weights of a table's rows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from mtl.data_modules.tables.encoder import NUMERIC
+from mtl.data_modules.tables.labels import TargetOptions, mask_by_conditions
+
+from mtl.training.losses import task_loss_sums
+from mtl.types import MISSING_CLASS, Numeric
+from tests.tables import (
+    WAYS,
+    load_table,
+    rows_of,
+    write_table,
+)
+
+# Labels: 12 training rows, 4 of validation and 4 of test
+PART = {"part": ["train"] * 12 + ["val"] * 4 + ["test"] * 4}
+LABELS: dict[str, Any] = PART | {
+    "user": ["ann", "bob", None, "ann", "cat"] * 4,
+    "x": [float(row % 7) for row in range(20)],
+    "click": ["yes", "no", "no", "no", None] * 4,
+    "genre": ["pop", "rock", "jazz", "pop"] * 5,
+    "stars": [1.0, 2.0, None, 4.0] * 5,
+    "w": [float(1 + row % 3) for row in range(20)],
+}
+BINARY, CLASSES, REGRESSION = {"kind": "binary"}, {"kind": "multiclass"}, {"kind": "regression"}
+
+
+def load_labels(folder: Path, way: str, tasks: Any, change: Any = None, **options: Any) -> Any:
+    path = write_table(pl.DataFrame(LABELS | (change or {})), folder / f"t.{'csv' if way == 'csv' else 'parquet'}")
+    return load_table(path, way, tasks, split={"by": "column", "column": "part"}, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_labels(way: str, tmp_path: Path) -> None:
+    tasks = {
+        "click": BINARY | {"metrics": ["auprc", "ece"], "pos_weight": "balanced", "weight": 0.5},
+        "no": BINARY | {"column": "click", "positive": "no"},
+        "genre": CLASSES | {"class_weights": "balanced"},
+        "stars": REGRESSION | {"metrics": ["rmse"]},
+        "raw": REGRESSION | {"column": "stars", "standardize": False},
+        "half": BINARY | {"pos_weight": 2},
+        "number": CLASSES | {"class_weights": {1: 2.0, 3.0: 4.0}},
+        "constant": REGRESSION,
+    }
+    change = {"half": [9, 10] * 10, "number": [1, 2, 3, 2] * 5, "constant": [0.1] * 20}
+    data = load_labels(tmp_path, way, tasks, change)
+    click, no, genre, stars, raw, half, number, constant = data.spec.tasks
+    assert (click.metrics, genre.metrics, stars.metrics, click.weight) == (("auprc", "ece"), (), ("rmse",), 0.5)
+    assert click.pos_weight == 7 / 3  # of 10 labelled training rows, 3 are positive
+    assert genre.classes == ("jazz", "pop", "rock")
+    assert genre.class_weights == (12 / (3 * 3), 12 / (3 * 6), 12 / (3 * 3))
+    assert (click.classes, no.classes, half.classes) == (("no", "yes"), ("yes", "no"), ("9", "10"))  # as numbers
+    assert (half.pos_weight, number.class_weights) == (2, (2, 1, 4))
+    labels = torch.tensor([1.0, 2.0, 4.0] * 3)
+    assert (stars.mean, stars.std) == pytest.approx((float(labels.mean()), float(labels.std(correction=0))))
+    assert (raw.mean, raw.std, constant.mean, constant.std) == (0, 1, pytest.approx(0.1), 1)
+    targets, nan = rows_of(data, "val").targets, float("nan")
+    expected = {"click": [0, 0, nan, 1], "no": [1, 1, nan, 0], "genre": [1, 2, 0, 1], "stars": [1, 2, nan, 4]}
+    for name, values in expected.items():
+        torch.testing.assert_close(targets[name].double(), torch.tensor(values).double(), equal_nan=True)
+    types = {name: target.dtype for name, target in targets.items()}
+    assert (types["click"], types["genre"], types["stars"]) == (torch.float32, torch.int64, torch.float64)
+    groups = load_labels(tmp_path, way, {"click": BINARY | {"metrics": ["mrr"]}}, group_column="user")
+    [train, val] = (next(iter(loader)).groups for loader in (groups.train_dataloader(), groups.val_dataloader()))
+    assert train is None  # they count in evaluation only
+    assert val[0] == -1  # of None, ann, cat, ann
+    assert val[1] == val[3] != val[2]
+    assert "user" in groups.spec.inputs
+
+
+def test_labels_count_where_all_nested_conditions_hold() -> None:
+    tasks = {"a": BINARY, "b": BINARY | {"where": "a"}, "y": REGRESSION | {"where": "b"}, "c": CLASSES | {"where": "b"}}
+    a, b = torch.tensor([1.0, 0.0, math.nan, 1.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, 0.0, math.nan])
+    targets = {"a": a, "b": b, "y": torch.arange(5.0), "c": torch.arange(5)}
+    kept = mask_by_conditions(TargetOptions.from_tasks(tasks), targets)
+    assert torch.equal(kept["y"].isnan(), torch.tensor([False, True, True, True, True]))
+    assert kept["c"].tolist() == [0, *[MISSING_CLASS] * 4]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_with_an_empty_group_are_in_none_in_any_file(way: str, tmp_path: Path) -> None:
+    """As text, empty cells are "" or one of ``null_values``, of the training file alone."""
+    change = {"user": ["ann", " ", None, "ann", "cat"] * 4}
+    data = load_labels(tmp_path, way, {"click": BINARY | {"metrics": ["gauc"]}}, change, group_column="user")
+    expected = next(iter(data.val_dataloader())).groups
+    assert (expected < 0).tolist() == [True, False, False, False]  # None, ann, cat, ann
+    users = pl.Series(["ann", " ", "", "ann", "cat", "NA"])
+    rows = pl.DataFrame(LABELS | change).cast(pl.String)[10:16].with_columns(user=users)
+    groups = data.labelled(rows, "rows").groups
+    assert (groups < 0).tolist() == [False, True, True, False, False, way == "csv"]
+    assert groups[0] == groups[3] == expected[1]
+    assert groups[4] == expected[2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_labels_count_where_another_task_is_positive(way: str, tmp_path: Path) -> None:
+    tasks = {"click": BINARY, "genre": CLASSES | {"where": "click"}, "stars": REGRESSION | {"where": "click"}}
+    all_tasks = {name: {key: value for key, value in task.items() if key != "where"} for name, task in tasks.items()}
+    rows, every = (rows_of(load_labels(tmp_path, way, some)) for some in (tasks, all_tasks))
+    clicked = every.targets["click"] == 1  # not NaN either
+    assert 0 < clicked.sum() < len(clicked)
+    assert torch.equal(rows.targets["genre"], every.targets["genre"].masked_fill(~clicked, MISSING_CLASS))
+    stars = every.targets["stars"].masked_fill(~clicked, math.nan)
+    torch.testing.assert_close(rows.targets["stars"], stars, rtol=0, atol=0, equal_nan=True)
+
+
+def test_weights_of_rows(tmp_path: Path) -> None:
+    """They have a mean of 1 over the labels of each split, and the loss is the weighted mean."""
+    tasks = {"click": BINARY, "stars": REGRESSION | {"standardize": False}}
+    own = load_labels(tmp_path / "own", "csv", tasks | {"stars": tasks["stars"] | {"weight_column": "w"}})
+    data = load_labels(tmp_path, "csv", tasks, weight_column="w")
+    for split, rows in data.splits.items():
+        assert (own.splits[split].weights["click"] == 1).all()
+        assert torch.equal(own.splits[split].weights["stars"], rows.weights["stars"])
+    assert data.spec.inputs[NUMERIC] == Numeric(1)  # x alone
+    for rows in data.splits.values():
+        for task, target in rows.targets.items():
+            assert float(rows.weights[task][~target.isnan()].mean()) == pytest.approx(1)
+    train = data.splits["train"]
+    ratio = train.weights["click"] / train.weights["click"][0]
+    assert ratio.tolist() == pytest.approx([float(1 + row % 3) for row in range(12)])
+    some = train.select(torch.tensor([3, 0]))
+    assert torch.equal(some.weights["click"], train.weights["click"][[3, 0]])
+    rows, specs = data.splits["val"], {task.name: task for task in data.spec.tasks}
+    predictions = {name: torch.linspace(-1, 1, 4) for name in specs}
+    names, totals, counts = task_loss_sums(specs, predictions, rows.targets, rows.weights)
+    found = dict(zip(names, (totals / counts).tolist(), strict=True))
+    weight, kept = torch.tensor([1.0 + row % 3 for row in range(12, 16)]), ~rows.targets["stars"].isnan()
+    errors = (predictions["stars"] - rows.targets["stars"]).square()
+    assert found["stars"] == pytest.approx(float((errors * weight)[kept].sum() / weight[kept].sum()))
