@@ -1,26 +1,23 @@
 """Compose the configuration of a run that resumes or tests a checkpoint.
 
-A checkpoint holds the resolved configuration of its run. A run that starts from it composes ``conf/`` with the same
-choices from config groups. Where its own command line changes nothing, the checkpoint's value counts, and references
-between options work as in any run. Options that the weights depend on must then equal the checkpoint's. Files and
-servers come only from ``conf/`` and the command line, and classes are trusted ones, since the checkpoint may come from
-a stranger.
+A checkpoint holds the resolved configuration of its run, and the overrides of its command line. A run that starts from
+it is composed as a new one, from these overrides and then its own. Data, network, gate, weighting and, if it trains,
+the optimiser are the checkpoint's; an override that would change them is refused. Files and servers come only from
+``conf/`` and the command line, and classes are trusted ones, since the checkpoint may come from a stranger.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl import __version__
 from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
@@ -45,6 +42,7 @@ FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check
 # fingerprints of the files, so a changed file is noticed
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
 TEST_FILES = re.compile(FILES.pattern + r"|data\.(split\.(by|column|gap)|csv\.separator|slices)")  # how they are read
+SPLIT = {"data.split.by", "data.split.column", "data.split.gap"}
 
 LOCAL = ("ckpt", "evaluate", "trust", "on_data_change", "paths", "hydra")  # options of one command, not of its run
 OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:
@@ -154,37 +152,70 @@ def resumed_config(
     compose: Composer,
     trust: Sequence[str] = (),
     evaluate: bool = False,
-    options: Iterable[str] = (),
+    options: Collection[str] = (),
 ) -> DictConfig:
-    """Return the configuration of a run of ``overrides`` that starts from ``checkpoint``.
+    """Return the configuration of a run that starts from ``checkpoint``: of its run's overrides, then of ``overrides``.
 
     ``compose(overrides)`` returns the configuration of the installed ``conf/``; it sets further ``options`` itself.
-    ``evaluate``: the run only tests. Raises InputError if network, gate, data or (unless ``evaluate``) optimizer differ
-    from the checkpoint's, or if the checkpoint names classes that are not trusted.
+    ``evaluate``: the run only tests. Network, gate, data, weighting and (unless ``evaluate``) optimizer are the
+    checkpoint's. Raises InputError if the overrides would change them, or if the checkpoint names classes that are not
+    trusted.
     """
-    saved, base = checkpoint.config(trust), group_overrides(checkpoint)
-    changed_options = {*(option for override in overrides for option in _set_by(override)), *options}
-    if evaluate and "data.test_path" in changed_options:  # which has the rows; the options split the training's file
-        changed_options |= {"data.split.by", "data.split.column", "data.split.gap"}
-    tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
-    containers = list[Any]()
-    for composed in (compose(base), compose([*group_overrides(checkpoint, overrides), *overrides])):
-        with_columns(composed, tasks)
-        containers.append(OmegaConf.to_container(composed, resolve=False))
-    before, now = containers
-    cfg, resolved = _merged(now, before, saved, changed_options)
-    cfg.overrides = [
-        override for override in stored_overrides(checkpoint) if key_of(override) not in set(map(key_of, overrides))
-    ]
-    cfg.overrides += [override for override in overrides if is_portable(override)]
+    saved = checkpoint.config(trust)
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (TRAINED_SECTIONS, FILES)
-    if wrong := _differences(saved, resolved, sections, free):
+    changed = {*(option for override in overrides for option in _values(override)), *options}
+    if evaluate and "data.test_path" in changed:  # which has the rows; the options split the training's file
+        changed |= SPLIT
+    tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
+    try:
+        cfg = _composed(checkpoint, overrides, compose, {*options, *(changed & SPLIT)})
+        before = _composed(checkpoint, (), compose)
+        for composed in (cfg, before):
+            with_columns(composed, tasks)
+        now, former = (flatten(_resolved(composed, sections)) for composed in (cfg, before))
+        changed |= {key for key in now.keys() | former.keys() if now.get(key) != former.get(key)}
+        fixed = {
+            section: _merged(section, node, saved.get(section), tuple(f"{key}." for key in changed))
+            for section, node in _resolved(cfg, sections).items()
+        }
+    except OmegaConfBaseException as error:
+        raise InputError(first_line(error)) from None
+    if wrong := _differences(saved, fixed, sections, free):
         advice = "Leave these options out to use the checkpoint's, or start a new run"
-        alone = {**before, "paths": now["paths"]}  # outside of Hydra's own program, the default is not known
-        if _differences(saved, _merged(alone, alone, saved)[1], sections, free):  # whatever the command line says
-            advice = f"Another version of mtl than this one, {__version__}, trained it: resume it with that version"
         raise InputError(f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. {advice}")
+    keys = set(map(key_of, overrides))
+    with open_dict(cfg):
+        cfg.update(fixed)
+        cfg.overrides = [override for override in stored_overrides(checkpoint) if key_of(override) not in keys]
+        cfg.overrides += [override for override in overrides if is_portable(override)]
     return cfg
+
+
+def _composed(
+    checkpoint: Checkpoint, overrides: Sequence[str], compose: Composer, skipped: Collection[str] = ()
+) -> DictConfig:
+    """Compose the choices of the run of ``checkpoint`` and ``overrides``, then set all other options, the run's first.
+
+    An option is left out if the choices have none of this name, or if it is in ``skipped``.
+    """
+    cfg = compose([*group_overrides(checkpoint, overrides), *overrides])
+    for override in (*stored_overrides(checkpoint), *overrides):
+        for option, value in _values(override).items():
+            section, _, name = option.rpartition(".")
+            node = OmegaConf.select(cfg, section)
+            is_there = OmegaConf.is_dict(node) and (name in {*node} or override.startswith("+"))
+            if is_there and option not in skipped:
+                OmegaConf.update(cfg, option, value, force_add=True)
+    return cfg
+
+
+def _resolved(cfg: DictConfig, sections: Iterable[str]) -> dict[str, Any]:
+    """Return ``sections`` of ``cfg`` with all references resolved."""
+    nodes = {section: cfg.get(section) for section in sections}
+    return {
+        section: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        for section, node in nodes.items()
+    }
 
 
 def _is_top(key: str) -> bool:
@@ -192,50 +223,25 @@ def _is_top(key: str) -> bool:
     return "." not in key.partition("@")[0]
 
 
-def _set_by(override: str) -> Iterable[str]:
+def _values(override: str) -> dict[str, Any]:
     """Return the options in sections that ``override`` sets: of a dict those in it, but in ``data``, as tasks, all."""
     key, value = key_of(override), value_of(override)
-    if _is_top(key) or (key, value) == ("network.config", None):  # the checkpoint describes the whole encoder
-        return ()
-    return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else (key,)
+    if (
+        override.startswith("~") or _is_top(key) or (key, value) == ("network.config", None)
+    ):  # the checkpoint describes the whole encoder
+        return {}
+    return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else {key: value}
 
 
-def _merged(
-    now: Any, before: Any, saved: Mapping[str, Any], changed_options: Iterable[str] = ()
-) -> tuple[DictConfig, Any]:
-    """Return the configuration composed with (``now``) and without (``before``) the overrides of the command line.
-
-    Values are those of ``saved`` where these overrides change nothing; ``changed_options`` are the options that they
-    set. The second value has all references resolved.
-    """
-    fixed = tuple(f"{option}." for option in changed_options)
-
-    def refers(text: Any, value: Any) -> bool:  # to options that give this value in the run of the checkpoint
-        if isinstance(text, str) and "${" in text:
-            with suppress(OmegaConfBaseException):
-                run["_"] = text
-                return bool(run["_"] == value)
-        return False
-
-    def merge(key: str, now: Any, before: Any, saved: Any) -> Any:
-        section, name = key.partition(".")[0], key.rpartition(".")[2]
-        if section in (*LOCAL, "choices", "overrides") or _is_data_location(key) or f"{key}.".startswith(fixed):
-            return now
-        if isinstance(now, dict) and isinstance(saved, dict):
-            nodes = (now, before if isinstance(before, dict) else {}, saved)
-            children = {n: merge(f"{key}.{n}", *(node.get(n, MISSING) for node in nodes)) for n in {**now, **saved}}
-            return {n: node for n, node in children.items() if node is not MISSING}
-        if before != now or saved is MISSING or refers(now, saved):
-            return now
-        is_local = section in OBJECTS and (name.startswith("_") or not _is_value(saved, name, numbers_only=True))
-        return now if is_local else saved
-
-    try:
-        run = OmegaConf.create(dict(saved))
-        cfg = OmegaConf.create({n: merge(n, now[n], before.get(n, MISSING), saved.get(n, MISSING)) for n in now})
-        return cfg, OmegaConf.to_container(cfg, resolve=True)
-    except OmegaConfBaseException as error:
-        raise InputError(first_line(error)) from None
+def _merged(key: str, now: Any, saved: Any, changed: tuple[str, ...]) -> Any:
+    """Return the value at ``key``: as ``saved``, but as ``now`` under ``changed`` keys, and where it locates data."""
+    if _is_data_location(key) or f"{key}.".startswith(changed):
+        return now
+    if isinstance(now, dict) and isinstance(saved, dict):
+        nodes = {n: (now.get(n, MISSING), saved.get(n, MISSING)) for n in {**now, **saved}}
+        children = {n: _merged(f"{key}.{n}", *pair, changed) for n, pair in nodes.items()}
+        return {n: child for n, child in children.items() if child is not MISSING}
+    return saved
 
 
 def _differences(

@@ -355,15 +355,6 @@ class TestOtherFiles:
         with pytest.raises(InputError, match=r"configuration: data.vocabulary.min_count .* Leave these options out"):
             resume_small(last, tmp_path, "data.vocabulary.min_count=2")
 
-    def test_checkpoint_of_another_version(self, trained: Path, tmp_path: Path) -> None:
-        """Whatever the command line says, the run had other options than this version's files."""
-        content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
-        del content["config"]["data"]["vocabulary"]["unknown_rate"]
-        torch.save(content, tmp_path / "old.ckpt")
-        message = rf"unknown_rate is None in .* Another version of mtl than this one, {mtl.__version__}, trained it"
-        with pytest.raises(InputError, match=message):
-            resume_small(tmp_path / "old.ckpt", tmp_path, "trainer.max_epochs=9")
-
 
 def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
     table = pl.DataFrame({f"column_{number}": [0.123456, None] for number in range(20)} | {"[b]": ["x", "y"]})

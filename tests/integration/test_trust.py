@@ -127,8 +127,7 @@ def test_harmless_words_are_kept(whole: Path, tmp_path: Path) -> None:
     words += ["run_name=two words", "start_from='/a/b.ckpt'", "data.path=/a/b.csv", "+data.tasks.x={kind: binary}"]
     assert [word for word in words if not is_portable(word)] == []
     config = read(whole)["config"]
-    for key in ("recipe.patience", "callbacks.early_stopping.patience"):
-        config = changed(config, key, 7)
+    config = config | {"overrides": [*config["overrides"], "recipe.patience=7"]}
     cfg = resume_small(saved_with(whole, tmp_path, config=config), tmp_path / "new")
     assert cfg.recipe.patience == cfg.callbacks.early_stopping.patience == 7
     assert cfg.callbacks.best.dirpath == f"{tmp_path}/new/checkpoints"

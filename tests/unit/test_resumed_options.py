@@ -60,10 +60,11 @@ def test_a_choice_takes_along_what_the_run_has_set_of_the_former_one() -> None:
 
 
 def test_files_that_have_changed_since() -> None:
-    """The run keeps its values, and a word still changes what the run did not set itself."""
+    """They count, but for what the weights depend on; what the run has set itself stays."""
     changed = {"recipe.patience": 99, "gate.gamma": 0.25, "trainer.log_every_n_steps": 3}
-    cfg = resumed([], "recipe.max_epochs=5", **changed)
-    assert [OmegaConf.select(cfg, key) for key in changed] == [99, 0.25, 3]
-    assert (cfg.trainer.max_epochs, cfg.callbacks.early_stopping.patience) == (5, 99)
+    default = labelled([]).recipe.patience
+    cfg = resumed(["trainer.log_every_n_steps=3"], "recipe.max_epochs=5", **changed)
+    assert [OmegaConf.select(cfg, key) for key in changed] == [default, 0.25, 3]
+    assert (cfg.trainer.max_epochs, cfg.callbacks.early_stopping.patience) == (5, default)
     with pytest.raises(InputError, match=r"gate.gamma is 0.25 in the checkpoint, 0.5 now"):
         resumed([], "gate.gamma=0.5", **changed)
