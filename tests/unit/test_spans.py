@@ -18,6 +18,7 @@ from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxGate
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.training import epoch
 from mtl.training import evaluation as evaluations
 from mtl.training.distillation import prediction_losses
 from mtl.training.evaluation import Evaluation, best_spans
@@ -136,20 +137,18 @@ def test_two_processes_report_the_values_of_all_rows(cut: int, root: Path, monke
 
     expected = evaluated(data, noisy)
     assert 0 < expected["squad/exact_match"] < expected["squad/f1"] < 1
-    mine, theirs = Evaluation(data.spec.tasks), Evaluation(data.spec.tasks)
+    first, second = Evaluation(data.spec.tasks), Evaluation(data.spec.tasks)
     for number, batch in enumerate(data.test_dataloader()):
-        part = mine if number < cut else theirs
-        part.update({"squad": noisy(batch)}, batch.targets, batch.row_ids)
-    others = evaluations._joined(theirs._batches["squad"])
-    monkeypatch.setattr(
-        evaluations, "all_reduce_sum", lambda own: own if own.shape[1] == 0 else own + theirs.meter.sums
-    )
+        evaluation = first if number < cut else second
+        evaluation.update({"squad": noisy(batch)}, batch.targets, batch.row_ids)
+    more = evaluations._joined(second._batches["squad"])
+    monkeypatch.setattr(epoch, "all_reduce_sum", lambda sums: sums + second.meter.sums)
 
-    def both(own: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: torch.cat([own[name], others[name]]) for name in own} if others else own
+    def both(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: torch.cat([rows[name], more[name]]) for name in rows} if more else rows
 
     monkeypatch.setattr(evaluations, "gather_rows", both)
-    assert mine.compute() == pytest.approx(expected)
+    assert first.compute() == pytest.approx(expected)
 
 
 def test_evaluation_without_scorer_or_rows_is_one_message(root: Path) -> None:
