@@ -88,8 +88,8 @@ def leads(network: Evaluation, model: Evaluation, of_model: str) -> Measurements
     """
     measurements, gathered = Measurements(), [evaluation.gathered() for evaluation in (network, model)]
     for name, task in model.tasks.items() if len(model.tasks) <= MAX_OUTPUTS else ():
-        metric = network.shown[name][0]
-        rows = [by_task[name] for by_task in gathered if name in by_task and metric in model.shown[name]]
+        metric = network.metrics_of[name][0]
+        rows = [by_task[name] for by_task in gathered if name in by_task and metric in model.metrics_of[name]]
         if len(rows) < 2 or len(rows[0]) < LEAST:
             continue
         # Sorted, so that the draws do not depend on the order of the rows

@@ -68,10 +68,10 @@ def dselect_weights(bits: Tensor, mix: Tensor, gamma: float, num_experts: int) -
     ``bits [..., K, m]``: the logits z of the binary codes, the first bit the most significant; ``mix [..., K]``: the
     logits w of the selectors' shares.
     """
-    one, zero = smooth_step(bits, gamma), smooth_step(-bits, gamma)  # S(z) and 1 - S(z)
+    p_one, p_zero = smooth_step(bits, gamma), smooth_step(-bits, gamma)  # S(z) and 1 - S(z)
     s = bits.new_ones(*bits.shape[:-1], 1)  # the empty code
     for j in range(bits.shape[-1]):  # each bit doubles the number of codes: ...0, ...1
-        codes = s * zero[..., j, None], s * one[..., j, None]
+        codes = s * p_zero[..., j, None], s * p_one[..., j, None]
         s = torch.stack(codes, -1).flatten(-2)  # [..., K, 2^(j+1)]
     s = s[..., :num_experts]  # codes >= E select no expert
     return (mix.softmax(-1)[..., None] * s).sum(-2), s  # sum_j softmax(w)_j s_j

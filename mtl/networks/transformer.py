@@ -270,8 +270,8 @@ class Transformer(MultiTaskNetwork):
                 lowest = torch.finfo(logits.dtype).min
                 predictions[spec.name] = packing.pad(logits).masked_fill(~packing.mask[..., None], lowest)
             elif spec.marked:
-                words = self.dropout(mean_states(packing.pad(states), inputs["marks"]))  # [B, 2, D]
-                predictions |= self.heads(torch.cat([first, words.flatten(1)[:, None]], dim=-1), [task])
+                marked = self.dropout(mean_states(packing.pad(states), inputs["marks"]))  # [B, 2, D]
+                predictions |= self.heads(torch.cat([first, marked.flatten(1)[:, None]], dim=-1), [task])
             else:
                 predictions |= self.heads(first, [task])
         return predictions

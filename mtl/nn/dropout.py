@@ -78,8 +78,8 @@ def dropout_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: t
     threshold = round(p * levels)  # the number of noise values that drop the element
     scale = levels / (levels - threshold) if threshold < levels else 0.0
     one_bit = 2 * threshold == levels
-    words = -(-width // (64 if one_bit else 8 if levels == 256 else 4))  # 64-bit words a row
-    z = (rows[:, None] * words + torch.arange(words, device=rows.device)).mul_(_GOLDEN).add_(key)
+    num_words = -(-width // (64 if one_bit else 8 if levels == 256 else 4))  # 64-bit words a row
+    z = (rows[:, None] * num_words + torch.arange(num_words, device=rows.device)).mul_(_GOLDEN).add_(key)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         # int64 shifts copy the sign bit into the upper bits: mask them off
         z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))
@@ -88,7 +88,7 @@ def dropout_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: t
     if one_bit:  # a table of the eight bits of each byte value
         numbers = torch.arange(256, device=rows.device)
         bits = (numbers[:, None] >> numbers[:8] & 1).to(dtype) * scale  # [256, 8]
-        return bits.index_select(0, z.view(torch.uint8).flatten().int()).view(len(z), 64 * words)[:, :width]
+        return bits.index_select(0, z.view(torch.uint8).flatten().int()).view(len(z), 64 * num_words)[:, :width]
     # noise >= threshold, as an addition and a shift: a CPU does these for many elements at once
     if levels == 256:
         noise = z.view(torch.uint8).to(torch.int16).add_(levels - threshold) >> 8

@@ -38,12 +38,12 @@ def standard_error(
     draw = np.random.default_rng(seed)
     by_group = metric_family(metric) in RANKING
     resample, units, size = _by_group(rows[0], most) if by_group else _by_row(rows[0], most)
-    found = []
+    values = []
     for _ in range(resamples if units > 1 else 0):
         index, groups = resample(draw.integers(0, units, size))
-        own = {} if groups is None else {"groups": groups}
-        found.append(value([replace(each.at(index), **own) for each in rows]))
-    defined = np.array(found)[np.isfinite(found)]
+        changes = {} if groups is None else {"groups": groups}
+        values.append(value([replace(of_network.at(index), **changes) for of_network in rows]))
+    defined = np.array(values)[np.isfinite(values)]
     if not len(defined) or len(defined) < (1 - UNDEFINED) * resamples:
         return None, 0
     return float(defined.std(ddof=1)) * math.sqrt(size / units), units - 1
@@ -64,9 +64,9 @@ def _by_group(rows: LabeledPredictions, most: int) -> tuple[Resample, int, int]:
     starts = np.cumsum(sizes) - sizes
 
     def resample(drawn: Any) -> tuple[Tensor, Tensor]:
-        own = sizes[drawn]
-        number = np.repeat(np.arange(len(drawn)), own)
-        within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
+        drawn_sizes = sizes[drawn]
+        number = np.repeat(np.arange(len(drawn)), drawn_sizes)
+        within = np.arange(drawn_sizes.sum()) - np.repeat(np.cumsum(drawn_sizes) - drawn_sizes, drawn_sizes)
         return torch.from_numpy(order[starts[drawn][number] + within]), torch.from_numpy(number)
 
     return resample, len(sizes), max(1, min(len(sizes), most * len(sizes) // max(1, len(order))))

@@ -56,9 +56,9 @@ def platt(logits: Any, label: Any, weight: Any) -> Calibration:
     target = np.where(label == 1, (positives + 1) / (positives + 2), 1 / (weight.sum() - positives + 2))
 
     def loss(line: Any) -> tuple[float, Any]:
-        found = line[0] * logits + line[1]
-        slope = weight * (scipy.special.expit(found) - target)
-        return weight @ (np.logaddexp(0, found) - target * found), np.array([slope @ logits, slope.sum()])
+        mapped = line[0] * logits + line[1]
+        slope = weight * (scipy.special.expit(mapped) - target)
+        return weight @ (np.logaddexp(0, mapped) - target * mapped), np.array([slope @ logits, slope.sum()])
 
     bounds = [(1 / STEEPEST, STEEPEST), (None, None)]
     a, b = scipy.optimize.minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, options={"ftol": 1e-14, "gtol": 1e-9}).x
@@ -74,13 +74,13 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     bins = int(np.clip(len(logits) // FEWEST, 2, KNOTS))
     edges = np.unique(np.quantile(logits, np.arange(1, bins) / bins, method="inverted_cdf"))
     index = np.unique(np.searchsorted(edges, logits, side="right"), return_inverse=True)[1]
-    total, at, positives = (np.bincount(index, weight * each) for each in (1.0, logits, label))
+    total, at, positives = (np.bincount(index, weight * values) for values in (1.0, logits, label))
     share = (positives + np.average(label, weights=weight)) / (total + 1)
-    found = scipy.optimize.isotonic_regression(share, weights=total + 1)
-    starts = found.blocks[:-1]
+    fitted = scipy.optimize.isotonic_regression(share, weights=total + 1)
+    starts = fitted.blocks[:-1]
     mean = np.add.reduceat(at, starts) / np.add.reduceat(total, starts)
     mean, first = np.unique(mean.astype(np.float32), return_index=True)  # of the logits' precision: no piece of width 0
-    logits_of_blocks = scipy.special.logit(found.x[starts][first])
+    logits_of_blocks = scipy.special.logit(fitted.x[starts][first])
     return Calibration(knots=tuple(zip(mean.tolist(), logits_of_blocks.tolist(), strict=True)))
 
 
@@ -98,8 +98,8 @@ def fit_calibration(task: TaskSpec, output: Tensor, label: Tensor, weight: Tenso
     """
     if task.kind == "regression":
         return conformal_scores(task, output, label), ""
-    kept, methods = weight > 0, METHODS[task.kind]
-    x, y, w = (each[kept].double().numpy() for each in (output, label, weight))
+    has_weight, methods = weight > 0, METHODS[task.kind]
+    x, y, w = (values[has_weight].double().numpy() for values in (output, label, weight))
     counts = np.unique(y, return_counts=True)[1]
     if len(y) < LEAST or len(counts) < 2 or (task.kind == "binary" and counts.min() < RAREST):
         of_class = f", {RAREST} of each class" if task.kind == "binary" else ""
@@ -131,7 +131,7 @@ def conformal_scores(task: TaskSpec, output: Tensor, label: Tensor) -> Calibrati
     validation. Each row counts once, whatever its weight, as in metrics.
     """
     low, high = outermost(task, task.in_units(output))
-    known = label.double().log() if task.transform else label.double()
-    scores, count = torch.maximum(low - known, known - high).sort().values.tolist(), len(label)
+    label, count = label.double().log() if task.transform else label.double(), len(label)
+    scores = torch.maximum(low - label, label - high).sort().values.tolist()
     ranks = [-(-(count + 1) * step // STEPS) for step in range(1, STEPS)]  # rounded up
     return Calibration(scores=tuple(scores[r - 1] for r in ranks if r <= count and math.isfinite(scores[r - 1])))

@@ -30,40 +30,40 @@ def measure(module: MultiTaskModule, first: Sequence[Batch], second: Sequence[Ba
     """
     names, parameters = list(module.tasks), dict(module.network.named_parameters())
     shared = shared_parameters(module.network)[0]
-    known = {id(parameter): name for name, parameter in parameters.items()}
-    layers = [known[id(parameter)].rpartition(".")[0] for parameter in shared]
+    name_of = {id(parameter): name for name, parameter in parameters.items()}
+    layers = [name_of[id(parameter)].rpartition(".")[0] for parameter in shared]
     if not shared:
         return []
-    rows = all_reduce_sum(
-        task_jacobian([_terms(module, batch, {}) for batch in first], shared, len(names))[0]
-    )  # [T, P]
-    pieces = torch.split(rows, [parameter.numel() for parameter in shared], 1)
-    groups = {
-        layer: torch.cat([p for p, own in zip(pieces, layers, strict=True) if own == layer], 1) for layer in layers
-    }
-    found: list[Row] = []
-    for layer, part in {ALL: rows, **groups}.items():
-        norms = part.norm(dim=1)
-        cosines = (part @ part.T / norms.outer(norms)).tolist()
+    losses = [_losses(module, batch, {}) for batch in first]
+    jacobian = all_reduce_sum(task_jacobian(losses, shared, len(names))[0])  # [T, P]
+    pieces = torch.split(jacobian, [parameter.numel() for parameter in shared], 1)
+    by_layer: dict[str, list[Tensor]] = {}
+    for layer, piece in zip(layers, pieces, strict=True):
+        by_layer.setdefault(layer, []).append(piece)
+    rows: list[Row] = []
+    for layer, gradients in {ALL: jacobian, **{name: torch.cat(parts, 1) for name, parts in by_layer.items()}}.items():
+        norms = gradients.norm(dim=1)
+        cosines = (gradients @ gradients.T / norms.outer(norms)).tolist()
         for i, norm in enumerate(norms.tolist()):
-            found.append(("norm", layer, names[i], names[i], norm if norm else math.nan))
-            found += [("cosine", layer, names[i], names[j], cosines[i][j]) for j in range(i + 1, len(names))]
+            rows.append(("norm", layer, names[i], names[i], norm if norm else math.nan))
+            rows += [("cosine", layer, names[i], names[j], cosines[i][j]) for j in range(i + 1, len(names))]
     with torch.no_grad():
-        before = _losses(module, second, {})
+        before = _mean_losses(module, second, {})
         for i, name in enumerate(names):
-            stepped = {known[id(p)]: p - rate * piece[i].view_as(p) for p, piece in zip(shared, pieces, strict=True)}
-            ratios = (_losses(module, second, stepped) / before).tolist() if bool(rows[i].any()) else [math.nan]
-            found += [("affinity", ALL, name, *pair) for pair in zip(names, [1 - r for r in ratios], strict=False)]
-    return found
+            stepped = {name_of[id(p)]: p - rate * piece[i].view_as(p) for p, piece in zip(shared, pieces, strict=True)}
+            has_gradient = bool(jacobian[i].any())
+            ratios = (_mean_losses(module, second, stepped) / before).tolist() if has_gradient else [math.nan]
+            rows += [("affinity", ALL, name, *pair) for pair in zip(names, [1 - r for r in ratios], strict=False)]
+    return rows
 
 
-def _terms(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]) -> TaskLosses:
+def _losses(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]) -> TaskLosses:
     """Return the losses of a batch, with some parameters ``changed``."""
     batch = module.converted(batch)
     output = functional_call(module.network, dict(changed), (batch.inputs, list(batch.targets)))
     return module.task_losses(output, batch, count_in_epoch=False)
 
 
-def _losses(module: MultiTaskModule, batches: Sequence[Batch], changed: Mapping[str, Tensor]) -> Tensor:
-    """Return the losses of the tasks ``[T]``."""
-    return by_task([_terms(module, batch, changed) for batch in batches], len(module.tasks))[1]
+def _mean_losses(module: MultiTaskModule, batches: Sequence[Batch], changed: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean losses of the tasks ``[T]``."""
+    return by_task([_losses(module, batch, changed) for batch in batches], len(module.tasks))[1]

@@ -46,26 +46,25 @@ class Distillation:
         if self.layers:
             losses["distillation_layers"] = self.weight * batch_mean(state_losses(output.hidden, target.hidden))
         if self.predictions:
-            each = [
+            by_task = [
                 prediction_losses(self.tasks[name], prediction, self._converted(name, target.predictions[name]))
                 for name, prediction in output.predictions.items()
             ]
-            losses["distillation_predictions"] = self.weight * batch_mean(torch.stack(each).sum(0))
+            losses["distillation_predictions"] = self.weight * batch_mean(torch.stack(by_task).sum(0))
         return losses
 
     def _converted(self, name: str, prediction: Tensor) -> Tensor:
         """Convert the teacher's prediction of a task to the network's mean and standard deviation of the labels."""
-        task, theirs = self.tasks[name], self.teacher_tasks[name]
-        if (task.mean, task.std) == (theirs.mean, theirs.std):
+        task, teacher_task = self.tasks[name], self.teacher_tasks[name]
+        if (task.mean, task.std) == (teacher_task.mean, teacher_task.std):
             return prediction
-        return task.standardized(theirs.in_units(prediction)).to(at_least_float32(prediction).dtype)
+        return task.standardized(teacher_task.in_units(prediction)).to(at_least_float32(prediction).dtype)
 
 
 def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
     """Return the squared error ``[N]`` of each token: the mean over features, summed over the states ``[N, D]``."""
-    pairs = zip(hidden, target, strict=True)
-    each = [(at_least_float32(state) - at_least_float32(wanted)).square().mean(-1) for state, wanted in pairs]
-    return torch.stack(each).sum(0)
+    pairs = ((at_least_float32(state), at_least_float32(goal)) for state, goal in zip(hidden, target, strict=True))
+    return torch.stack([(state - goal).square().mean(-1) for state, goal in pairs]).sum(0)
 
 
 def prediction_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Evaluation(KeepsBufferPrecision):
         super().__init__()
         self.meter, self.outputs = LossMeter(tasks), outputs
         self.tasks = {task.name: task for task in tasks}
-        self.shown = {task.name: metric_names(task) for task in tasks}
+        self.metrics_of = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
         self._batches: dict[str, list[Columns]] = {name: [] for name in self.tasks}
         self._gathered: dict[str, Columns] | None = None  # the rows of all processes, in the first one
@@ -76,14 +76,14 @@ class Evaluation(KeepsBufferPrecision):
         self, task: TaskSpec, prediction: Tensor, target: Tensor, row_ids: Tensor | None, groups: Tensor | None
     ) -> Columns:
         """Return what a task's metrics need of a batch: predictions and labels, or the input of a scorer."""
-        shown = self.shown[task.name]
+        metrics = self.metrics_of[task.name]
         if task.kind == "span":
             require(row_ids is not None, f"task {task.name!r}: evaluation of a task of kind span needs row_ids")
             assert row_ids is not None
             assert task.scorer is not None
             context = task.scorer.context[row_ids.cpu()]
-            found = best_spans(at_least_float32(prediction), context, task.scorer.max_answer)
-            return {"row_id": row_ids, **dict(zip(("spans", "scores", "null_scores"), found, strict=True))}
+            spans, scores, null_scores = best_spans(at_least_float32(prediction), context, task.scorer.max_answer)
+            return {"row_id": row_ids, "spans": spans, "scores": scores, "null_scores": null_scores}
         if row_ids is None:
             first = sum(len(batch["row_id"]) for batch in self._batches[task.name])
             row_ids = torch.arange(first, first + len(target))
@@ -92,11 +92,11 @@ class Evaluation(KeepsBufferPrecision):
             confidence, best = scores.max(-1)
             columns = {"row_id": row_ids, "prediction": best, "label": target, "confidence": confidence}
             columns["likelihood"] = scores.gather(1, target.clamp(min=0)[:, None])[:, 0]
-            return columns | {"scores": scores} if "auroc" in shown else columns
+            return columns | {"scores": scores} if "auroc" in metrics else columns
         columns = {"row_id": row_ids, "prediction": prediction, "label": target}
         if task.kind == "regression":
             return columns
-        ranked = [name for name in shown if metric_family(name) in RANKING]
+        ranked = [name for name in metrics if metric_family(name) in RANKING]
         if ranked and groups is None:
             raise InputError(f"task {task.name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
         return columns if groups is None else columns | {"groups": groups}
@@ -122,15 +122,15 @@ class Evaluation(KeepsBufferPrecision):
                 continue
             if task.kind == "span":
                 assert task.scorer is not None
-                names = ("row_id", "spans", "scores", "null_scores")
-                known = task.scorer.score(*(columns[column] for column in names))
+                order = ("row_id", "spans", "scores", "null_scores")
+                values = task.scorer.score(*(columns[column] for column in order))
             else:
                 rows = LabeledPredictions(**columns)
-                known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
-            metrics |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
+                values = {metric: value_of(task.kind, metric, rows) for metric in self.metrics_of[name]}
+            metrics |= {f"{name}/{metric}": values[metric] for metric in self.metrics_of[name]}
         result |= gather(metrics)[0]
-        found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
-        means = {name: mean_of_defined(values) for name, values in found.items() if values}
+        mains = {name: [result[main] for main in names if main in result] for name, names in self.averages.items()}
+        means = {name: mean_of_defined(defined) for name, defined in mains.items() if defined}
         return {"loss": result["loss"], **means, **result}
 
     def gathered(self) -> dict[str, LabeledPredictions]:
@@ -166,11 +166,11 @@ class Evaluation(KeepsBufferPrecision):
 
     def main_metrics(self) -> dict[str, str]:
         """Return the name of the first metric of each task."""
-        return {name: shown[0] for name, shown in self.shown.items()}
+        return {name: metrics[0] for name, metrics in self.metrics_of.items()}
 
     def names(self) -> list[str]:
         """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
-        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self.shown[task]))
+        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self.metrics_of[task]))
         return ["loss", *self.averages, *by_task]
 
     def reset(self) -> None:
@@ -235,12 +235,12 @@ def _labelled_rows(task: TaskSpec, columns: Columns) -> Columns:
     if task.kind != "regression":
         return columns | {"prediction": prediction, "label": label.long()}
     label = label.double()
-    found = columns | {"prediction": prediction, "label": label}
+    rows = columns | {"prediction": prediction, "label": label}
     if task.quantiles:
         several = task.in_units(at_least_float32(columns["prediction"])).reshape(-1, task.outputs)  # [N, Q], ascending
         above = (several[:, 0] <= label) | (task.outputs == 1)
-        found |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
-    return found
+        rows |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
+    return rows
 
 
 def _joined(batches: Sequence[Columns]) -> Columns:

@@ -48,15 +48,15 @@ def task_loss_sums(
         specs = [tasks[name] for name in members]
         if _is_stacked(specs[0]):
             prediction, target = (torch.stack([part[name] for name in members]) for part in (predictions, targets))
-            each, mask = _stacked(specs, at_least_float32(prediction), target)  # [N, B]
+            losses, mask = _batched_losses(specs, at_least_float32(prediction), target)  # [N, B]
         else:
-            compute = _of_quantiles if specs[0].quantiles else _of_classes
-            each = compute(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
+            compute = _quantile_losses if specs[0].quantiles else _class_losses
+            losses = compute(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
             mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
         if weights:
-            each = each * torch.stack([weights[name] for name in members]).to(each.dtype)
+            losses = losses * torch.stack([weights[name] for name in members]).to(losses.dtype)
         names += members
-        totals.append(each.sum(-1))
+        totals.append(losses.sum(-1))
         counts.append(mask.count_nonzero(-1))
     return names, torch.cat(totals), torch.cat(counts)
 
@@ -66,7 +66,7 @@ def _is_stacked(task: TaskSpec) -> bool:
     return task.kind in ("binary", "regression") and not task.quantiles
 
 
-def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _batched_losses(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each row of N binary tasks or N regressions, and whether it has a label: both ``[N, B]``.
 
     The N tasks have the same loss and transform.
@@ -78,26 +78,28 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
         # the gradient
         prediction = torch.where(mask, prediction, 0.0)
         target = torch.where(mask, target, 0.0).to(prediction.dtype)
-        own, smoothing = (_constants_of(tasks, *field, target) for field in (("pos_weight", 1.0), ("smoothing", 0.0)))
+        pos_weight, smoothing = (
+            _fields_unless(usual, tasks, name, target) for name, usual in (("pos_weight", 1.0), ("smoothing", 0.0))
+        )
         soft = target if smoothing is None else target * (1 - smoothing) + smoothing / 2
-        each = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
-        each = each if own is None else each * torch.where(target > 0, own, 1.0)
+        losses = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
+        losses = losses if pos_weight is None else losses * torch.where(target > 0, pos_weight, 1.0)
         if loss == "focal":
             log_rest = F.logsigmoid(prediction * (1 - 2 * target))  # log(1 - p): a power of 1 - p has no gradient at 0
-            each = each * (log_rest * _of_each(tasks, "gamma", target)).exp()
-        return torch.where(mask, each, 0.0), mask
+            losses = losses * (log_rest * _fields(tasks, "gamma", target)).exp()
+        return torch.where(mask, losses, 0.0), mask
     target = _standardized(tasks, prediction, target)
     if loss == "poisson":
         prediction, target = (torch.where(mask, x, 0.0) for x in (prediction, target))
-        each = torch.xlogy(target, target) - target * prediction - target + prediction.exp()
-        return torch.where(mask, each, 0.0), mask
+        losses = torch.xlogy(target, target) - target * prediction - target + prediction.exp()
+        return torch.where(mask, losses, 0.0), mask
     error = torch.where(mask, prediction - target, 0.0)  # before squaring, since the gradient at NaN is NaN
     if loss is None:
         return error.square(), mask
     size = error.abs()
     if loss == "mae":
         return size, mask
-    slope = torch.minimum(size, _of_each(tasks, "delta", size))
+    slope = torch.minimum(size, _fields(tasks, "delta", size))
     return slope * (size - slope / 2), mask
 
 
@@ -107,13 +109,13 @@ def _standardized(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor)
     For a Poisson loss, they are divided by the mean label, whose logarithm is ``TaskSpec.mean``.
     """
     target = target.to(torch.promote_types(target.dtype, prediction.dtype))  # 1.7e9 +- 20 are equal in float32
-    mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
+    mean, std = _fields_unless(0.0, tasks, "mean", target), _fields_unless(1.0, tasks, "std", target)
     if tasks[0].loss == "poisson":
         return (target if mean is None else target * (-mean).exp()).to(prediction.dtype)
     return standardize(target, mean, std, tasks[0].is_log).to(prediction.dtype)
 
 
-def _of_quantiles(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
+def _quantile_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the pinball loss ``[B]`` of a task with quantiles; 0 for a row without a label."""
     standard = _standardized([task], prediction, target[None])[0]
     return pinball(task, prediction.reshape(-1, task.outputs), standard)
@@ -129,27 +131,26 @@ def pinball(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     return torch.maximum(levels * below, (levels - 1) * below).mean(-1)
 
 
-def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
+def _class_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the loss ``[B]`` of each row of a multiclass or span task; 0 for a row without a label."""
     options: dict[str, Any] = {"ignore_index": MISSING_CLASS, "reduction": "none"}
-    each = F.cross_entropy(prediction, target, label_smoothing=task.smoothing, **options)
+    losses = F.cross_entropy(prediction, target, label_smoothing=task.smoothing, **options)
     if task.class_weights:
-        own = _constants(task.class_weights, prediction.device, prediction.dtype)
-        each = each * own[target.clamp(min=0)]
+        weights = _constants(task.class_weights, prediction.device, prediction.dtype)
+        losses = losses * weights[target.clamp(min=0)]
     if task.loss == "focal":
         rest = -torch.expm1(-F.cross_entropy(prediction, target, **options))  # 1 - p
         # A power below 1 has no gradient at 0, nor has the loss of a row without a label
-        each = each * rest.clamp(min=torch.finfo(rest.dtype).tiny) ** task.gamma
-    return each if task.kind == "multiclass" else each.mean(-1)
+        losses = losses * rest.clamp(min=torch.finfo(rest.dtype).tiny) ** task.gamma
+    return losses if task.kind == "multiclass" else losses.mean(-1)
 
 
-def _constants_of(tasks: Sequence[TaskSpec], name: str, usual: float, like: Tensor) -> Tensor | None:
-    """Return the field ``name`` of N tasks as ``[N, 1]``, None if all have the usual value."""
-    usually = all(getattr(task, name) == usual for task in tasks)
-    return None if usually else _of_each(tasks, name, like)
+def _fields_unless(usual: float, tasks: Sequence[TaskSpec], name: str, like: Tensor) -> Tensor | None:
+    """Return ``_fields``, or None if all tasks have the ``usual`` value."""
+    return None if all(getattr(task, name) == usual for task in tasks) else _fields(tasks, name, like)
 
 
-def _of_each(tasks: Sequence[TaskSpec], name: str, like: Tensor) -> Tensor:
+def _fields(tasks: Sequence[TaskSpec], name: str, like: Tensor) -> Tensor:
     """Return the field ``name`` of N tasks as ``[N, 1]``."""
     return _constants(tuple(getattr(task, name) for task in tasks), like.device, like.dtype)[:, None]
 

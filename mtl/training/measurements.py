@@ -107,14 +107,14 @@ class Measurements(dict[Key, Measurement]):
     @classmethod
     def from_plain(cls, content: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Self:
         """Return the numbers in the content of results.json; see ``plain``."""
-        found = cls()
+        numbers = cls()
         for split, models in content.items():
             for model, names in models.items():
                 for name, number in names.items():
                     task, _, metric = name.rpartition("/")
                     value, sem = number if isinstance(number, list | tuple) else (number, None)
-                    found[Key(split, task, metric, model)] = Measurement(math.nan if value is None else value, sem)
-        return found
+                    numbers[Key(split, task, metric, model)] = Measurement(math.nan if value is None else value, sem)
+        return numbers
 
 
 def _float32(value: float) -> float:
@@ -134,8 +134,8 @@ def log_measurements(
     ``module``: a ``MultiTaskModule``, whose ``measured`` are the numbers of the run.
     """
     module.measured.update(measurements)
-    own = {str(key): measurement.value for key, measurement in measurements.items() if key.model == NETWORK}
-    log_values(trainer, own, loggers=loggers)
+    values = {str(key): measurement.value for key, measurement in measurements.items() if key.model == NETWORK}
+    log_values(trainer, values, loggers=loggers)
 
 
 def log_values(

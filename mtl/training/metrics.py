@@ -104,12 +104,12 @@ def top(rows: LabeledPredictions, name: str, k: int) -> Tensor:
     count, positives = max(1, round(len(rows.label) * k / 100)), rows.label.double().sum()
     order = rows.label.argsort(stable=True)
     order = order[(-rows.prediction[order]).argsort(stable=True)][:count]
-    found = rows.label[order].double().sum()
+    hits = rows.label[order].double().sum()
     if name == "precision":
-        return found / count
+        return hits / count
     if not positives:
         return UNDEFINED
-    return found / positives if name == "recall" else found / count / (positives / len(rows.label))
+    return hits / positives if name == "recall" else hits / count / (positives / len(rows.label))
 
 
 def grouped_auroc(rows: LabeledPredictions) -> Tensor:
@@ -118,13 +118,13 @@ def grouped_auroc(rows: LabeledPredictions) -> Tensor:
     A group is a user, say, and its rows are the impressions. Groups whose labels are all equal, and rows with a
     negative group number, are left out; the metric is undefined if none is left.
     """
-    kept = rows.groups >= 0
-    label = rows.label[kept].double()
+    in_group = rows.groups >= 0
+    label = rows.label[in_group].double()
     if not len(label):
         return UNDEFINED
-    group = rows.groups[kept].unique(return_inverse=True)[1]  # [N], numbered from 0
+    group = rows.groups[in_group].unique(return_inverse=True)[1]  # [N], numbered from 0
     sizes = group.bincount().double()  # [G]
-    pairs = torch.stack([group.double(), rows.prediction[kept].double()], 1)
+    pairs = torch.stack([group.double(), rows.prediction[in_group].double()], 1)
     _, index, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)  # by group, then by prediction
     rank = (counts.cumsum(0) - (counts - 1) / 2)[index] - (sizes.cumsum(0) - sizes)[group]  # equal ones share the mean
     none = torch.zeros_like(sizes)
@@ -201,8 +201,8 @@ def ranking(rows: LabeledPredictions, name: str, k: int | None = None) -> Tensor
     The mean leaves out groups without a positive row, and rows with a negative group number, which belong to no group.
     If no group is left, the metric is undefined (NaN). A group that has only positives counts as 1.
     """
-    kept = rows.groups >= 0
-    prediction, label, groups = rows.prediction[kept], rows.label[kept], rows.groups[kept]
+    in_group = rows.groups >= 0
+    prediction, label, groups = rows.prediction[in_group], rows.label[in_group], rows.groups[in_group]
     if not len(groups):
         return UNDEFINED
     order = torch.arange(len(groups), device=groups.device)

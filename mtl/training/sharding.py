@@ -76,17 +76,17 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
-        own, given = self.lightning_module.state_dict(), checkpoint["state_dict"]
-        parts = {name: local_shard(value, own.get(name)) for name, value in given.items()}
+        current = self.lightning_module.state_dict()
+        parts = {name: local_shard(value, current.get(name)) for name, value in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(parts, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             numbers = [number for group in state["param_groups"] for number in group["params"]]
-            known = dict(zip(numbers, parameters, strict=True))
+            parameter_of = dict(zip(numbers, parameters, strict=True))
             parts = {
-                number: {name: local_shard(value, known[number]) for name, value in values.items()}
+                number: {name: local_shard(value, parameter_of[number]) for name, value in values.items()}
                 for number, values in state["state"].items()
             }
             optimizer.load_state_dict({**state, "state": parts})
@@ -163,13 +163,13 @@ def _lookup(table: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
     padded = F.pad(ids.flatten(), (0, int(longest) - ids.numel()))
     everyone: Any = DTensor.from_local(padded, mesh, [Shard(0)]).redistribute(placements=[Replicate()])
     # DTensor's own lookup makes the gradient of the table whole in each process
-    own: Any = table.weight
-    part: Tensor = own.to_local()  # [ceil(rows / N) or fewer, D]
+    weight: Any = table.weight
+    part: Tensor = weight.to_local()  # [ceil(rows / N) or fewer, D]
     part = part if len(part) else F.pad(part, (0, 0, 0, 1))  # the last of many processes may have no row to look up
     index = everyone.to_local() - mesh.get_local_rank() * -(-table.num_embeddings // mesh.size())
-    found = F.embedding(index.clamp(0, len(part) - 1), part) * ((index >= 0) & (index < len(part)))[:, None]
-    if found.requires_grad:
-        found.register_hook(lambda gradient: gradient / mesh.size())  # FSDP averages over processes, too
+    local = F.embedding(index.clamp(0, len(part) - 1), part) * ((index >= 0) & (index < len(part)))[:, None]
+    if local.requires_grad:
+        local.register_hook(lambda gradient: gradient / mesh.size())  # FSDP averages over processes, too
     # A row is 0 in all processes but one, so the sum is the row; each process takes those of its ids
-    rows: Tensor = DTensor.from_local(found, mesh, [Partial()]).redistribute(placements=[Shard(0)]).to_local()
+    rows: Tensor = DTensor.from_local(local, mesh, [Partial()]).redistribute(placements=[Shard(0)]).to_local()
     return rows[: ids.numel()].view(*ids.shape, table.embedding_dim)

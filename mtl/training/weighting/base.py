@@ -123,7 +123,8 @@ def _by_owner(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Para
     if len(names) == 1:
         yield from ((parameter, names) for parameter in module.parameters())
     elif isinstance(module, OwnsTaskParameters):
-        yield from ((parameter, [names[task] for task in own]) for parameter, own in module.task_parameters().items())
+        for parameter, task_ids in module.task_parameters().items():
+            yield parameter, [names[task] for task in task_ids]
     else:
         for part in module.children():
             yield from _by_owner(part, names)

@@ -35,13 +35,13 @@ class JacobianWeighting(Weighting):
         super().__init__(network, num_tasks, seed)
         title = type(network).__name__
         require(num_tasks > 1, "weighting: this method compares the gradients of tasks, but there is only one task")
-        shared, own = shared_parameters(network)
+        shared, task_specific = shared_parameters(network)
         require(
             bool(shared),
             f"weighting: this method combines the gradients of parameters that tasks share, and {title} has none; use "
             "weighting=fixed, or a method on losses such as weighting=uncertainty",
         )
-        self._shared, self._own = shared, own  # lists are no submodules: the network owns its parameters
+        self._shared, self._task_specific = shared, task_specific  # lists are no submodules: the network has them
         self._jacobian: Tensor | None = None  # [T, P], summed over the batches of the step so far
         self._labels: Tensor | None = None  # [T]
 
@@ -54,12 +54,16 @@ class JacobianWeighting(Weighting):
         tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
         with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
             rows, used = task_jacobian(parts, self._shared, self.num_tasks)
-            own = grads_wrt(tasks + others, self._own)
-            rest = grads_wrt(others, self._shared)
+            of_single_tasks = grads_wrt(tasks + others, self._task_specific)
+            of_shared = grads_wrt(others, self._shared)
         labels = by_task(parts, self.num_tasks)[2]
         # DDP waits for a gradient of every parameter that is used
-        rest = [torch.zeros_like(p) if g is None and u else g for p, g, u in zip(self._shared, rest, used, strict=True)]
-        pairs = [pair for pair in zip([*self._shared, *self._own], [*rest, *own], strict=True) if pair[1] is not None]
+        of_shared = [
+            torch.zeros_like(parameter) if gradient is None and is_used else gradient
+            for parameter, gradient, is_used in zip(self._shared, of_shared, used, strict=True)
+        ]
+        trained = [*self._shared, *self._task_specific]
+        pairs = [pair for pair in zip(trained, [*of_shared, *of_single_tasks], strict=True) if pair[1] is not None]
         pairs += [(parameter, torch.zeros_like(parameter)) for parameter in self.parameters()]
         parameters, gradients = zip(*pairs, strict=True)
         keep = functools.partial(self._keep, rows, labels)

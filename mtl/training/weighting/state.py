@@ -18,11 +18,11 @@ def attributes(method: nn.Module) -> dict[str, dict[str, Any]]:
 
     Arrays become tensors. Other attributes, such as the problem that a solver has set up, are left out.
     """
-    found: dict[str, dict[str, Any]] = {}
+    by_module: dict[str, dict[str, Any]] = {}
     for name, module in method.named_modules():
         values = {key: value for key, value in vars(module).items() if key not in INTERNAL} | dict(module._buffers)
-        found[name] = {key: _copied(value) for key, value in values.items() if _is_plain(value)}
-    return found
+        by_module[name] = {key: _copied(value) for key, value in values.items() if _is_plain(value)}
+    return by_module
 
 
 def set_attributes(method: nn.Module, saved: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
