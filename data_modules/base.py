@@ -23,7 +23,7 @@ from .splits import SPLITS
 from .state import describe_changes, reading_state, spec_of, spec_state
 from .stream import StreamedRows, StreamLoader
 
-SAMPLE = 20_000  # training rows whose labels give the constants, of rows that are not in memory
+SAMPLE_ROWS = 20_000  # training rows whose labels give the constants, of rows that are not in memory
 
 
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
@@ -110,9 +110,10 @@ class TensorDataModule(LightningDataModule):
         rows = self.splits.get("train")
         if isinstance(rows, StreamedRows):
             has_constants = all(task.constant for task in spec.tasks)
-            return (
-                spec if has_constants else with_constants(spec, rows.sample(SAMPLE, self.generator("sample")).targets)
-            )
+            if has_constants:
+                return spec
+            rows = rows.sample(SAMPLE_ROWS, self.generator("sample"))
+            return with_constants(spec, rows.targets)
         if rows is None:
             return spec
         check_labels(spec.tasks, rows.targets)
@@ -152,8 +153,8 @@ class TensorDataModule(LightningDataModule):
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Prepare to go on with the encoding of a run, whose ``state_dict()`` is ``state``; by default, do nothing."""
 
-    def training_sample(self, most: int) -> Batch | None:
-        """Return at most ``most`` training rows of a table; None: they are not loaded, or the data are no table."""
+    def training_sample(self, max_rows: int) -> Batch | None:
+        """Return at most ``max_rows`` training rows of a table; None: they are not loaded, or the data are no table."""
         return None
 
     def row_info(self, split: str) -> Any:

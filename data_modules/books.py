@@ -19,8 +19,8 @@ from .tables.options import Fractions
 
 logger = logging.getLogger(__name__)
 
-ROWS = 1_149_780  # number of rows of the published file
-BROKEN = 0.001  # the largest share of malformed rows
+PUBLISHED_ROWS = 1_149_780  # number of rows of the published file
+MAX_MALFORMED_FRACTION = 0.001  # the largest share of malformed rows
 HEADER = '"User-ID";"ISBN";"Book-Rating"'
 # a quote inside an ISBN is escaped by a backslash, as in the other files of the release
 RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"$'
@@ -84,18 +84,18 @@ class BooksDataModule(InteractionsDataModule):
         return self._names
 
 
-def drop_rare_ids(user: Tensor, item: Tensor, least: int) -> Tensor:
+def drop_rare_ids(user: Tensor, item: Tensor, min_records: int) -> Tensor:
     """Return the indices of the records that remain after repeatedly dropping users and items with too few records.
 
-    ``user [R]`` and ``item [R]`` are ids; each remaining user and item has at least ``least`` records.
+    ``user [R]`` and ``item [R]`` are ids; each remaining user and item has at least ``min_records`` records.
     """
     kept = torch.arange(len(user))
     while True:
         users, books = user[kept], item[kept]
-        enough = (torch.bincount(users)[users] >= least) & (torch.bincount(books)[books] >= least)
-        if bool(enough.all()):
+        has_enough = (torch.bincount(users)[users] >= min_records) & (torch.bincount(books)[books] >= min_records)
+        if bool(has_enough.all()):
             return kept
-        kept = kept[enough]
+        kept = kept[has_enough]
 
 
 def read_records(file: Path) -> dict[str, Tensor]:
@@ -111,14 +111,14 @@ def read_records(file: Path) -> dict[str, Tensor]:
         fields.field("2").alias("isbn"),
         fields.field("3").cast(pl.Float32).alias("rating"),
     )
-    if len(lines) != ROWS:
-        logger.warning("%s has %d records, the published file %d", file, len(lines), ROWS)
+    if len(lines) != PUBLISHED_ROWS:
+        logger.warning("%s has %d records, the published file %d", file, len(lines), PUBLISHED_ROWS)
     is_valid = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
     malformed = lines.filter(~is_valid)
     if len(malformed):
         example = f"{file}, line {malformed['number'][0]}: {quote(malformed['line'][0])}"
         message = f"{example} is damaged, like {len(malformed)} of {len(lines)} lines"
-        require(len(malformed) <= BROKEN * len(lines), f"{message}. Expected {HEADER}. {repair(file)}")
+        require(len(malformed) <= MAX_MALFORMED_FRACTION * len(lines), f"{message}. Expected {HEADER}. {repair(file)}")
         logger.warning("%s; they are skipped", message)
     lines = lines.filter(is_valid)
     require(len(lines) > 0, f"{file} contains no record")

@@ -32,20 +32,20 @@ from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; increase it when the content changes
+CACHE_VERSION = 1  # of the cache; increase it when the content changes
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
 SIZE = (218, 178)  # height and width of the images
-CHUNK = 100  # images that a thread decodes at a time
+IMAGES_PER_CHUNK = 100  # images that a thread decodes at a time
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
-NAMES = """
+ATTRIBUTE_NAMES = """
     5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose Black_Hair Blond_Hair
     Blurry Brown_Hair Bushy_Eyebrows Chubby Double_Chin Eyeglasses Goatee Gray_Hair Heavy_Makeup High_Cheekbones Male
     Mouth_Slightly_Open Mustache Narrow_Eyes No_Beard Oval_Face Pale_Skin Pointy_Nose Receding_Hairline Rosy_Cheeks
     Sideburns Smiling Straight_Hair Wavy_Hair Wearing_Earrings Wearing_Hat Wearing_Lipstick Wearing_Necklace
     Wearing_Necktie Young
 """
-ATTRIBUTES = tuple(NAMES.split())
+ATTRIBUTES = tuple(ATTRIBUTE_NAMES.split())
 Attribute: Any = Literal.__getitem__(ATTRIBUTES)
 
 
@@ -96,7 +96,7 @@ class CelebADataModule(TensorDataModule):
         """Return ``<split>_image [N, 3, H, W]`` and ``<split>_attributes [N, 40]`` of each split, all uint8."""
         lists = stamp(self.folder / ATTRIBUTES_FILE, self.folder / PARTITION_FILE)
         count = sum(file.suffix == ".jpg" for file in (self.folder / IMAGES).iterdir())
-        return cached(self.data_dir / "cache" / "celeba.pt", self._parse, (FORMAT, self.scale, count, *lists))
+        return cached(self.data_dir / "cache" / "celeba.pt", self._parse, (CACHE_VERSION, self.scale, count, *lists))
 
     def _parse(self) -> dict[str, Tensor]:
         partition = read_partition(self.folder / PARTITION_FILE)
@@ -108,8 +108,8 @@ class CelebADataModule(TensorDataModule):
         sizes = part.bincount(minlength=len(SPLITS)).tolist()
         images = decode_all([paths[index] for index in order.tolist()], self.scale)
         content: dict[str, Tensor] = {}
-        for name, image, marks in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
-            content |= {f"{name}_image": image, f"{name}_attributes": marks}
+        for name, image, values in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
+            content |= {f"{name}_image": image, f"{name}_attributes": values}
         return content
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
@@ -117,8 +117,8 @@ class CelebADataModule(TensorDataModule):
         content, splits = self._read(), {}
         columns = {name: ATTRIBUTES.index(name) for name in self.attributes}
         for name in SPLITS:
-            marks = content[f"{name}_attributes"].float()
-            targets = {attribute: marks[:, column].contiguous() for attribute, column in columns.items()}
+            values = content[f"{name}_attributes"].float()
+            targets = {attribute: values[:, column].contiguous() for attribute, column in columns.items()}
             splits[name] = Batch({"image": content[f"{name}_image"]}, targets)
         mean, std = pixel_scale(content["train_image"], self.standardize)
         spec = DataSpec(
@@ -172,11 +172,11 @@ def decode_all(files: Sequence[Path], scale: int) -> Tensor:
     images = torch.empty(len(files), 3, *reduced(SIZE, scale), dtype=torch.uint8)
 
     def fill(start: int) -> None:
-        for index, file in enumerate(files[start : start + CHUNK], start):
+        for index, file in enumerate(files[start : start + IMAGES_PER_CHUNK], start):
             again = f"Delete {file.parent} and start again, with {ARCHIVE} as it was published"
             images[index] = decode(file, SIZE, "RGB", again, scale).permute(2, 0, 1)
 
-    starts = range(0, len(files), CHUNK)
+    starts = range(0, len(files), IMAGES_PER_CHUNK)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads suffice: Pillow's decoder releases Python's lock
         done = pool.map(fill, starts)
         for _ in track(done, "decoding CelebA", len(starts), console=Console(stderr=True)):

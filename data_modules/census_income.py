@@ -19,7 +19,7 @@ from .tables.row_source import RowSource
 
 logger = logging.getLogger(__name__)
 
-NUMBERS = (
+NUMERIC_COLUMNS = (
     *("age", "wage per hour", "capital gains", "capital losses", "dividends from stocks"),
     *("num persons worked for employer", "weeks worked in year", "instance weight"),
 )
@@ -39,7 +39,7 @@ COLUMNS = (  # in the order of the file, named as in census-income.names, which 
 MARITAL, NEVER = "marital stat", "Never married"
 INCOMES = {"- 50000.": "no", "50000+.": "yes"}
 TASKS = {name: {"kind": "binary", "positive": "yes"} for name in ("income", "never_married")}
-ROWS = {"train": 199_523, "test": 99_762}  # of the published files
+PUBLISHED_ROWS = {"train": 199_523, "test": 99_762}  # of the published files
 
 
 class CensusIncomeDataModule(TableDataModule):
@@ -65,8 +65,8 @@ class CensusIncomeDataModule(TableDataModule):
         self.folder = data_dir / "census_income"
         self.download, self.unverified, self.base_url = download, unverified, base_url
         self.files = {"train": self.folder / "census-income.data", "test": self.folder / "census-income.test"}
-        categories = [name for name in COLUMNS if name not in (*NUMBERS, *ignore, "income")]
-        numbers = [name for name in NUMBERS if name not in ignore]
+        categories = [name for name in COLUMNS if name not in (*NUMERIC_COLUMNS, *ignore, "income")]
+        numbers = [name for name in NUMERIC_COLUMNS if name not in ignore]
         category, number = ColumnOptions(kind="category"), ColumnOptions(kind="number")
         columns = dict.fromkeys(categories, category) | dict.fromkeys(numbers, number)
         csv = CsvOptions(null_values=())
@@ -82,12 +82,12 @@ class CensusIncomeDataModule(TableDataModule):
         return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}
 
     def split_rows(self) -> dict[str, SplitRows]:
-        test = read_people(self.files["test"], ROWS["test"])
+        test = read_people(self.files["test"], PUBLISHED_ROWS["test"])
         parts = self.random_parts(test, {"val": 0.5, "test": 0.5})
         halves = assign_rows(test, parts, None, f"{test.location} has no row for")
         if "train" not in self.wanted:
             return halves
-        return halves | {"train": SplitRows.every(read_people(self.files["train"], ROWS["train"]))}
+        return halves | {"train": SplitRows.every(read_people(self.files["train"], PUBLISHED_ROWS["train"]))}
 
 
 def read_people(file: Path, rows: int) -> RowSource:
@@ -101,7 +101,7 @@ def read_people(file: Path, rows: int) -> RowSource:
         people = cells.select(cell.get(index).str.strip_chars().alias(name) for index, name in enumerate(COLUMNS))
         married = pl.when(pl.col(MARITAL) == NEVER).then(pl.lit("yes")).otherwise(pl.lit("no"))
         income = pl.col("income").replace_strict(INCOMES)
-        people = people.with_columns(pl.col(NUMBERS).cast(pl.Float64), income, never_married=married)
+        people = people.with_columns(pl.col(NUMERIC_COLUMNS).cast(pl.Float64), income, never_married=married)
     if len(people) != rows:
         logger.warning("%s has %d rows, the published file %d", file, len(people), rows)
     return RowSource.of_frames({str(file): people})

@@ -29,10 +29,10 @@ from .splits import SPLITS, random_split, require_rows
 MNIST_ROWS = (50_000, 10_000, 10_000)  # train, val, test
 SVHN_ROWS = (480_420, 75_000, 75_000)
 SIDE = 32
-FORMAT = 1  # of SVHN's cache; increase it when the content changes
+CACHE_VERSION = 1  # of SVHN's cache; increase it when the content changes
 Part = Literal["train", "extra", "test"]  # of SVHN
-PARTS: tuple[Part, ...] = get_args(Part)
-BORDER = 2  # black pixels added to each side of MNIST's 28 x 28 images
+SVHN_PARTS: tuple[Part, ...] = get_args(Part)
+BORDER_PIXELS = 2  # black pixels added to each side of MNIST's 28 x 28 images
 
 
 class DigitsDataModule(TensorDataModule):
@@ -51,7 +51,7 @@ class DigitsDataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        svhn_parts: NonEmpty[Part] = PARTS,
+        svhn_parts: NonEmpty[Part] = SVHN_PARTS,
         download: bool = True,
         standardize: bool = True,
         mnist_url: Address | None = None,
@@ -60,7 +60,7 @@ class DigitsDataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         self.standardize = standardize
-        self.parts = [part for part in PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
+        self.parts = [part for part in SVHN_PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
         self.data_dir, self.download = data_dir, download
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
         self.mnist_url, self.svhn_url = mnist_url, svhn_url
@@ -78,7 +78,7 @@ class DigitsDataModule(TensorDataModule):
     def _read_svhn(self, part: str) -> tuple[Tensor, Tensor]:
         """Return images ``[N, 3, 32, 32]`` (uint8) and digits ``[N]`` (int64), from the cache if possible."""
         file = self.svhn / SVHN.split_list[part][1]
-        key = (FORMAT, *stamp(file))
+        key = (CACHE_VERSION, *stamp(file))
         content = cached(self.data_dir / "cache" / f"svhn-{part}.pt", lambda: parse_svhn(file), key)
         return content["image"], content["digit"]
 
@@ -106,7 +106,7 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def to_colour(images: Tensor) -> Tensor:
     """Return ``images [N, 28, 28]`` as ``[N, 3, 32, 32]``, with a black border and the grey level in each channel."""
-    return F.pad(images, [BORDER] * 4)[:, None].expand(-1, 3, -1, -1)
+    return F.pad(images, [BORDER_PIXELS] * 4)[:, None].expand(-1, 3, -1, -1)
 
 
 def split_images(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:

@@ -66,9 +66,9 @@ class BatchPlan:
         start = batch * self.size
         count = min(self.size, self.num_rows - start)
         if self.training:
-            share, more = divmod(count, self.world_size)
-            low = self.rank * share + min(self.rank, more)
-            return start + low, start + low + share + (self.rank < more)
+            quotient, remainder = divmod(count, self.world_size)
+            low = self.rank * quotient + min(self.rank, remainder)
+            return start + low, start + low + quotient + (self.rank < remainder)
         low, high = (min(count, number * self.batch_size) for number in (self.rank, self.rank + 1))
         return start + low, start + high
 

@@ -16,14 +16,14 @@ from mtl.types import TaskSpec
 
 from .files.glue import SOURCES, Task, prepare
 from .splits import SPLITS, group_split, random_split, require_rows, sample_rows
-from .text_tasks import SMALL, PhaseLength, TextTasksDataModule
+from .text_tasks import MAX_SMALL_ROWS, PhaseLength, TextTasksDataModule
 from .texts.glue import read_part
 from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 
 TASKS: tuple[Task, ...] = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # the tasks of MT-TaG
-SHARES = {"train": 0.9, "val": 0.1}  # shares of the training rows for training and validation
+FRACTIONS = {"train": 0.9, "val": 0.1}  # of the training rows for training and validation
 
 
 class GlueDataModule(TextTasksDataModule):
@@ -31,7 +31,7 @@ class GlueDataModule(TextTasksDataModule):
 
     These are cb, copa, multirc, boolq and wic of SuperGLUE, imdb, rt (Rotten Tomatoes) and yelp, which together with
     GLUE's are GLUE++, and scitail. A row of copa is one of the two choices of a question; the metric ``hit_rate@1`` is
-    the share of questions whose right choice is the more probable one. The head of wic also reads the two words.
+    the fraction of questions whose right choice is the more probable one. The head of wic also reads the two words.
 
     Files are expected in ``data_dir``/glue in their official layout, ``glue/RTE/train.tsv`` and so on. The labels of
     the test files are not public. By default, a tenth of the training rows of each class, drawn with ``seed``,
@@ -89,10 +89,10 @@ class GlueDataModule(TextTasksDataModule):
             val = test
             if not self.published_split:
                 if train.groups is not None:
-                    parts = group_split(train.groups, SHARES, generator)
+                    parts = group_split(train.groups, FRACTIONS, generator)
                 else:
                     strata = train.labels.long() if SOURCES[name].classes else len(train)
-                    parts = random_split(strata, SHARES, generator)
+                    parts = random_split(strata, FRACTIONS, generator)
                 require_rows(parts, f"task {name}: its {len(train)} training rows leave none for")
                 train, val = (train.select(part.sort().values) for part in parts.values())
             for split, rows in zip(SPLITS, (train, val, test), strict=True):
@@ -120,7 +120,8 @@ class GlueDataModule(TextTasksDataModule):
         weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
         classes = len(source.classes) if source.kind == "multiclass" else 1
         named: dict[str, Any] = {"classes": source.classes, "marked": source.marked}
-        return TaskSpec(name, source.kind, classes, weight, source.metrics, source.rows["train"] <= SMALL, **named)
+        small = source.rows["train"] <= MAX_SMALL_ROWS
+        return TaskSpec(name, source.kind, classes, weight, source.metrics, small, **named)
 
 
 def sample_texts(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:

@@ -26,7 +26,7 @@ from .tables.pairs import IdEncoder, KnownIds
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3  # of the cache; increase it when the content changes
+CACHE_VERSION = 3  # of the cache; increase it when the content changes
 CLASSES = ("no", "yes")  # has the user seen the item?
 
 
@@ -68,7 +68,7 @@ class InteractionsDataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         self.data_dir, self.download, self.base_url = data_dir, download, base_url
-        self.alpha, self.shares, self.negatives = alpha, by_split(split), negatives
+        self.alpha, self.fractions, self.negatives = alpha, by_split(split), negatives
         self.metrics, self.max_rows = self._checked(metrics or {}), max_rows
 
     def _checked(self, metrics: Mapping[str, Sequence[str] | None]) -> dict[str, tuple[str, ...]]:
@@ -101,7 +101,7 @@ class InteractionsDataModule(TensorDataModule):
         """Return the result of ``parse`` for these files, from the cache if possible."""
         files = self.source_files()
         require(bool(files), f"{self.source} is missing; prepare_data() fetches it")
-        key: list[str | int] = [FORMAT, *files, *stamp(*files.values())]
+        key: list[str | int] = [CACHE_VERSION, *files, *stamp(*files.values())]
         return cached(self.data_dir / "cache" / f"{self.folder.name}.pt", self.parse, key)
 
     def records(self) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class InteractionsDataModule(TensorDataModule):
         if self.max_rows is not None and self.max_rows < len(rows):
             kept = sample_rows(len(rows), self.max_rows, generator)
             rows, stratum = rows.select(kept), stratum[kept]
-        parts = random_split(stratum, self.shares, generator)
+        parts = random_split(stratum, self.fractions, generator)
         require_rows(parts, f"{self.source}: of its {len(rows)} rows, data.split leaves none for")
         splits = {name: rows.select(part) for name, part in parts.items()}
         if any(metric_family(name) in RANKING for name in self.metrics[self.task]):

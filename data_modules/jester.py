@@ -20,7 +20,7 @@ JOKES = 100
 NOT_RATED = 99.0
 SUFFIXES = (".csv", ".csv.gz", ".xls")  # if a part exists in several formats, the first one is read
 # The sha256 of each part's archive. The authors publish none; these are the ones that several public loaders use
-PARTS = {
+ARCHIVE_SHA256 = {
     "jester-data-1": "cb7841756ded125b15f3d95c9f8241224065e96354c132a46ae4214deeab7615",
     "jester-data-2": "4d312fd824d8c8cb2c9c952a7b1fb7c00d1f5fd3ece370f7285aa701d371748b",
     "jester-data-3": "7f548d3762d3506cf7cd37d8cb9e3adb67984a7da7aa2d2096d5e0b1b884758d",
@@ -56,8 +56,8 @@ class JesterDataModule(InteractionsDataModule):
 
     def fetch_files(self) -> None:
         names = set(self.parts())
-        if names <= PARTS.keys():  # otherwise the user chose the files
-            for name, sha256 in PARTS.items():
+        if names <= ARCHIVE_SHA256.keys():  # otherwise the user chose the files
+            for name, sha256 in ARCHIVE_SHA256.items():
                 archive = self.folder / f"jester_dataset_1_{name[-1]}.zip"
                 if name not in names and (self.download or archive.exists() or not names):
                     self.fetch_archive(self.folder / f"{name}.xls", archive, sha256)

@@ -13,13 +13,13 @@ from .table import TableDataModule
 from .tables.options import ColumnOptions, CsvOptions
 
 YES_OR_NO = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
-TIMES = ("play_time_ms", "profile_stay_time", "comment_stay_time")
-FEEDBACK = (*YES_OR_NO, *TIMES)
-BINARY = {"kind": "binary", "positive": "1"}
-TIMED = {"kind": "regression", "metrics": ["mae", "rmse"]}  # in milliseconds
+TIME_FEEDBACK = ("play_time_ms", "profile_stay_time", "comment_stay_time")
+FEEDBACK = (*YES_OR_NO, *TIME_FEEDBACK)
+BINARY_TASK = {"kind": "binary", "positive": "1"}
+TIME_TASK = {"kind": "regression", "metrics": ["mae", "rmse"]}  # in milliseconds
 Feedback: Any = Literal.__getitem__(FEEDBACK)
-CATEGORIES, NUMBERS = ("user_id", "video_id", "hourmin", "tab"), ("duration_ms",)
-UNREAD = ("date", "time_ms", "is_rand")
+CATEGORY_COLUMNS, NUMERIC_COLUMNS = ("user_id", "video_id", "hourmin", "tab"), ("duration_ms",)
+UNUSED_COLUMNS = ("date", "time_ms", "is_rand")
 
 
 ARCHIVES = {  # the name of each version and the md5 of its archive, which Zenodo publishes
@@ -56,10 +56,10 @@ class KuaiRandDataModule(TableDataModule):
         folder, ending = data_dir / name / "data", f"{variant}.csv"
         spans = ("4_08_to_4_21", "4_22_to_5_08") if log == "standard" else ("4_22_to_5_08",)
         self.logs = [folder / f"log_{log}_{span}_{ending}" for span in spans]
-        kinds = {name: BINARY if name in YES_OR_NO else TIMED for name in tasks}
-        unread = [*UNREAD, *(name for name in FEEDBACK if name not in tasks)]
+        kinds = {name: BINARY_TASK if name in YES_OR_NO else TIME_TASK for name in tasks}
+        unread = [*UNUSED_COLUMNS, *(name for name in FEEDBACK if name not in tasks)]
         category, number = ColumnOptions(kind="category"), ColumnOptions(kind="number")
-        columns = dict.fromkeys(CATEGORIES, category) | dict.fromkeys(NUMBERS, number)
+        columns = dict.fromkeys(CATEGORY_COLUMNS, category) | dict.fromkeys(NUMERIC_COLUMNS, number)
         split: Any = {"by": "time", "column": "time_ms", **common.pop("split", {})}
         csv = CsvOptions(separator=",")
         pattern = Path(glob.escape(str(folder))) / f"log_{log}_*_{ending}"

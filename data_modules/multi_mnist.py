@@ -17,7 +17,7 @@ from .splits import SPLITS, Rows
 
 SHIFT, CANVAS = 4, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
-NAMES = {  # of the classes
+CLASS_NAMES = {  # of the classes
     "mnist": tuple(map(str, range(CLASSES))),
     "fashion_mnist": (
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -63,7 +63,7 @@ class MultiMNISTDataModule(TensorDataModule):
             pairs = torch.randint(len(images), (2, size), generator=self.generator(number))
             splits[name] = compose(images, labels, pairs)
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
-        classes = NAMES[self.source]
+        classes = CLASS_NAMES[self.source]
         tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]
         spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)
         return spec, splits

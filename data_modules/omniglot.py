@@ -21,17 +21,17 @@ from .files.images import decode, pixel_scale
 from .splits import SPLITS, random_split, require_rows
 from .task_batches import TasksDataModule
 
-FORMAT = 1  # of the cache; increase it when the content changes
+CACHE_VERSION = 1  # of the cache; increase it when the content changes
 SIDE = 105
-PARTS = ("images_background", "images_evaluation")
+ALPHABET_SETS = ("images_background", "images_evaluation")
 # The first 20 alphabets in the order that both papers use
-NAMES = """
+ALPHABET_NAMES = """
     Gujarati Sylheti Arcadian Tibetan Old_Church_Slavonic_(Cyrillic) Angelic Malay_(Jawi_-_Arabic) Sanskrit Cyrillic
     Anglo-Saxon_Futhorc Syriac_(Estrangelo) Ge_ez Japanese_(katakana) Keble Manipuri Alphabet_of_the_Magi Gurmukhi
     Korean Early_Aramaic Atemayar_Qelisayer
 """
-ALPHABETS = tuple(NAMES.split())
-SHARES = {"train": 10, "val": 4, "test": 6}  # drawings of the 20 of each character
+ALPHABETS = tuple(ALPHABET_NAMES.split())
+DRAWINGS_PER_SPLIT = {"train": 10, "val": 4, "test": 6}  # drawings of the 20 of each character
 
 
 class OmniglotDataModule(TasksDataModule):
@@ -61,7 +61,7 @@ class OmniglotDataModule(TasksDataModule):
         self.side, self.download, self.base_url = side, download, base_url
 
     def prepare_data(self) -> None:
-        for part in sorted(PARTS, key=lambda part: not (self.folder / f"{part}.zip").exists()):
+        for part in sorted(ALPHABET_SETS, key=lambda part: not (self.folder / f"{part}.zip").exists()):
             archive, alphabets = self.folder / f"{part}.zip", find_alphabets(self.folder)
             if not alphabets.keys() >= {*self.names} and (self.download or archive.exists() or not alphabets):
                 url = f"{(self.base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
@@ -75,7 +75,7 @@ class OmniglotDataModule(TasksDataModule):
         require(name in alphabets, f"data.alphabets: {self.folder} has no {name}; choose among {', '.join(alphabets)}")
         files = list_drawings(alphabets[name])
         named = [f"{file.parent.name}/{file.name}" for file in files]
-        key: list[str | int] = [FORMAT, self.side, *named, *stamp(*files)]
+        key: list[str | int] = [CACHE_VERSION, self.side, *named, *stamp(*files)]
         content = cached(self.cache / f"omniglot-{name}.pt", lambda: parse(alphabets[name], self.side), key)
         return content["image"], content["character"]
 
@@ -93,15 +93,15 @@ class OmniglotDataModule(TasksDataModule):
 
 
 def split_drawings(name: str, character: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the indices of train, val and test: the rows of each character at random, in the proportions ``SHARES``.
+    """Return the indices of train, val and test: of each character at random, as ``DRAWINGS_PER_SPLIT`` says.
 
     ``character [N]`` is the character of each row, ``name`` the alphabet that messages name. Raises InputError if a
     character has too few drawings.
     """
-    parts: dict[str, list[Tensor]] = {split: [] for split in SHARES}
+    parts: dict[str, list[Tensor]] = {split: [] for split in DRAWINGS_PER_SPLIT}
     for number in range(int(character.max()) + 1):
         rows = (character == number).nonzero()[:, 0]
-        drawn = random_split(len(rows), SHARES, generator)
+        drawn = random_split(len(rows), DRAWINGS_PER_SPLIT, generator)
         require_rows(drawn, f"{name}: the {len(rows)} drawings of a character leave none for")
         for split, index in drawn.items():
             parts[split].append(rows[index])
@@ -110,7 +110,7 @@ def split_drawings(name: str, character: Tensor, generator: torch.Generator) -> 
 
 def find_alphabets(folder: Path) -> dict[str, Path]:
     """Return the name and folder of each alphabet in ``folder``, sorted by name."""
-    folders = [path for part in PARTS for path in (folder / part).glob("[!.]*") if path.is_dir()]
+    folders = [path for part in ALPHABET_SETS for path in (folder / part).glob("[!.]*") if path.is_dir()]
     return {path.name: path for path in sorted(folders, key=lambda path: path.name)}
 
 

@@ -91,8 +91,8 @@ def read_splits(source: RowSource, column: str) -> dict[str, Tensor]:
     return {name: torch.from_numpy((split_of_row == name).arg_true().to_numpy().astype(np.int64)) for name in SPLITS}
 
 
-def read_rare_classes(source: RowSource, columns: Sequence[str], share: float) -> Tensor | None:
-    """Return the stratum of each row ``[N]``: which of ``columns`` have, of two values, the one below ``share``.
+def read_rare_classes(source: RowSource, columns: Sequence[str], fraction: float) -> Tensor | None:
+    """Return the stratum of each row ``[N]``: which of ``columns`` have, of two values, the one below ``fraction``.
 
     None if no column has such a value.
     """
@@ -103,7 +103,7 @@ def read_rare_classes(source: RowSource, columns: Sequence[str], share: float) -
             continue
         text = pl.concat([as_text(cells.column) for cells in read_cells(source, column)])
         counts = text.drop_nulls().value_counts(sort=True)
-        if len(counts) == 2 and counts["count"][1] < share * len(text.drop_nulls()):
+        if len(counts) == 2 and counts["count"][1] < fraction * len(text.drop_nulls()):
             rare.append((text == counts[column][1]).fill_null(False).to_numpy())
     if not rare:
         return None

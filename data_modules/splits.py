@@ -44,11 +44,11 @@ def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:
     return {name: rows.select(index) for name, index in zip(SPLITS, parts, strict=True)}
 
 
-def random_split(strata: Tensor | int, shares: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the indices of each split, shuffled: its share of every stratum, rounded to whole rows.
+def random_split(strata: Tensor | int, fractions: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the indices of each split, shuffled: its fraction of every stratum, rounded to whole rows.
 
-    ``strata [N]``, int64, is the stratum of each row; a number N stands for N rows that are all alike. ``shares`` need
-    not sum to 1.
+    ``strata [N]``, int64, is the stratum of each row; a number N stands for N rows that are all alike. ``fractions``
+    need not sum to 1.
     """
     if isinstance(strata, int):
         strata = torch.zeros(strata, dtype=torch.int64)
@@ -59,37 +59,37 @@ def random_split(strata: Tensor | int, shares: Mapping[str, float], generator: t
     rank = torch.empty_like(drawn)
     order = drawn.argsort(stable=True)
     rank[order] = torch.arange(len(drawn)) - (size.cumsum(0) - size)[drawn[order]]
-    first = (_starts(shares)[:, None] * size).round().long()  # [splits - 1, strata]: first rank of each later split
+    first = (_starts(fractions)[:, None] * size).round().long()  # [splits - 1, strata]: first rank of each later split
     part = (rank >= first[:, drawn]).sum(0)
-    return {name: shuffled[part == number] for number, name in enumerate(shares)}
+    return {name: shuffled[part == number] for number, name in enumerate(fractions)}
 
 
-def group_split(groups: Tensor, shares: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the indices of each split, ascending: its share of the groups, with all rows of a group in one split.
+def group_split(groups: Tensor, fractions: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the indices of each split, ascending: its fraction of the groups, with all rows of a group in one split.
 
     ``groups [N]``, int64, is the group of each row.
     """
     names, index = groups.unique(return_inverse=True)
-    parts = random_split(len(names), shares, generator)
+    parts = random_split(len(names), fractions, generator)
     return {name: torch.isin(index, part).nonzero()[:, 0] for name, part in parts.items()}
 
 
-def time_split(times: Tensor, shares: Mapping[str, float], gap: float = 0.0) -> dict[str, Tensor]:
-    """Return the indices of each split, ascending: its share of the rows in the order of ``times [N]``.
+def time_split(times: Tensor, fractions: Mapping[str, float], gap: float = 0.0) -> dict[str, Tensor]:
+    """Return the indices of each split, ascending: its fraction of the rows in the order of ``times [N]``.
 
     Rows of one time stay together. Rows within ``gap`` after the first time of a split, but for the first one, are in
     no split.
     """
-    first = (_starts(shares) * len(times)).round().long().clamp(max=len(times) - 1)
+    first = (_starts(fractions) * len(times)).round().long().clamp(max=len(times) - 1)
     starts = times.sort().values[first]
     part = torch.searchsorted(starts, times, right=True)
     waits = (part > 0) & (times < starts[(part - 1).clamp(min=0)] + gap)
-    return {name: ((part == number) & ~waits).nonzero()[:, 0] for number, name in enumerate(shares)}
+    return {name: ((part == number) & ~waits).nonzero()[:, 0] for number, name in enumerate(fractions)}
 
 
-def _starts(shares: Mapping[str, float]) -> Tensor:
-    """Return where each split but the first begins, as a share of all rows: float64."""
-    bounds = torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0)
+def _starts(fractions: Mapping[str, float]) -> Tensor:
+    """Return where each split but the first begins, as a fraction of all rows: float64."""
+    bounds = torch.tensor([*fractions.values()], dtype=torch.float64).cumsum(0)
     return bounds[:-1] / bounds[-1]
 
 

@@ -28,13 +28,13 @@ from .text_tasks import PhaseLength, TextTasksDataModule
 from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
-from .texts.windows import FORMAT, Windows, windows
+from .texts.windows import CACHE_VERSION, Windows, windows
 
 logger = logging.getLogger(__name__)
 
 TASK = "squad"
-SHARE = 0.1  # share of the training articles used for validation
-SPECIAL = 4  # the largest number of special tokens in a row
+VAL_FRACTION = 0.1  # of the training articles used for validation
+MAX_SPECIAL_TOKENS = 4  # the largest number of special tokens in a row
 SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 FILES = {  # the name of each official file and its sha256
     "train": ("train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
@@ -89,11 +89,11 @@ class SquadDataModule(TextTasksDataModule):
     ) -> None:
         super().__init__(data_dir, max_length=max_length, **common)
         self.stride, self.max_question, self.max_answer = stride, max_question, max_answer
-        longest = self.max_length - self.max_question - SPECIAL
+        longest = self.max_length - self.max_question - MAX_SPECIAL_TOKENS
         require(
             self.stride <= longest,
             f"data.stride={self.stride}: of max_length={self.max_length} tokens, max_question={self.max_question} and "
-            f"{SPECIAL} special tokens leave {max(0, longest)} for the text: stride must not be larger",
+            f"{MAX_SPECIAL_TOKENS} special tokens leave {max(0, longest)} for the text: stride must not be larger",
         )
         self.max_rows, self.published_split = max_rows, published_split
         self.download, self.base_url = download, base_url or SITE
@@ -139,7 +139,7 @@ class SquadDataModule(TextTasksDataModule):
             return train, dev, dev
         articles = sorted({question.article for question in train})
         require(len(articles) >= 2, f"{self.folder}: validation needs some of the training articles; there is only one")
-        count = max(1, round(SHARE * len(articles)))
+        count = max(1, round(VAL_FRACTION * len(articles)))
         held = {articles[index] for index in sample_rows(len(articles), count, generator).tolist()}
         val = [question for question in train if question.article in held]
         return [question for question in train if question.article not in held], val, dev
@@ -153,7 +153,7 @@ class SquadDataModule(TextTasksDataModule):
         content = cached(
             self.data_dir / "cache" / "tokens" / "windows.pt",
             lambda: windows(encoder, asking, list(contexts), asked, *sizes),
-            (FORMAT, digest([asking, list(contexts), asked]), encoder.digest(), *sizes),
+            (CACHE_VERSION, digest([asking, list(contexts), asked]), encoder.digest(), *sizes),
         )
         return Windows(**content)
 

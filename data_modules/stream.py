@@ -25,7 +25,7 @@ from mtl.types import Batch
 from .feeding import BatchPlan, Position, Resumable
 
 Read = Callable[[int, Tensor], Batch]
-BLOCKS = 16  # blocks in a window: its mixed rows come from this many places
+WINDOW_BLOCKS = 16  # blocks in a window: its mixed rows come from this many places
 
 
 @dataclass(frozen=True)
@@ -188,14 +188,14 @@ class StreamedRows:
 
         return StreamLoader(self.counts, self.read, plan, windows, position, pin_memory)
 
-    def sample(self, most: int, generator: torch.Generator) -> Batch:
-        """Return at most ``most`` rows, or all, from random places in ``BLOCKS`` or more random blocks."""
+    def sample(self, max_rows: int, generator: torch.Generator) -> Batch:
+        """Return at most ``max_rows`` rows, or all, from random places in ``WINDOW_BLOCKS`` or more random blocks."""
         blocks = self.counts.nonzero()[:, 0]
         blocks = blocks[torch.randperm(len(blocks), generator=generator)]
-        blocks = blocks[: max(BLOCKS, 1 + int((self.counts[blocks].cumsum(0) < most).sum()))]
+        blocks = blocks[: max(WINDOW_BLOCKS, 1 + int((self.counts[blocks].cumsum(0) < max_rows).sum()))]
         drawn = [torch.randperm(int(self.counts[block]), generator=generator) for block in blocks]
         parts = zip(blocks.tolist(), drawn, strict=True)
-        return concat_batches([self.read(block, rows[: -(-most // len(blocks))]) for block, rows in parts])
+        return concat_batches([self.read(block, rows[: -(-max_rows // len(blocks))]) for block, rows in parts])
 
 
 def write_rows(batch: Batch, index: Tensor, rows: Batch) -> None:

@@ -23,14 +23,14 @@ from .files.reading import files_of
 from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, read_splits, read_times
 from .splits import by_split, files_to_read, group_split, random_split, time_split
 from .state import reading_state, spec_of
-from .stream import BLOCKS, StreamedRows, concat_batches
+from .stream import WINDOW_BLOCKS, StreamedRows, concat_batches
 from .tables.cells import FILE, Cells, as_text
 from .tables.chain_labels import fill_chains, find_filled_tasks
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
-from .tables.formats import DATES
+from .tables.formats import DATE_FORMATS
 from .tables.growing import check_kept, extend_encoder, learn_tasks
-from .tables.labels import HEAVIEST, RARE, TargetOptions, mask_by_conditions
+from .tables.labels import MAX_WEIGHT, RARE_CLASS_FRACTION, TargetOptions, mask_by_conditions
 from .tables.learning import learn
 from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
 from .tables.row_source import PARQUET, RowSource
@@ -122,7 +122,7 @@ class TableDataModule(TensorDataModule):
         self.split, self.csv, self.ignore = split or SplitOptions(), csv or CsvOptions(), ignore
         self.labels = [
             task.model_copy(
-                update={"normalize_loss": normalize_losses, "form": self.options.of(task.column).format or ""}
+                update={"normalize_loss": normalize_losses, "format": self.options.of(task.column).format or ""}
             )
             for task in TargetOptions.from_tasks(tasks)
         ]
@@ -140,7 +140,7 @@ class TableDataModule(TensorDataModule):
         self.random_split = self.split.by in ("random", "group") and test_path is None
         self.window_rows = window_rows
         # Read at a time; None: a whole file
-        self.block_rows = None if window_rows is None else -(-window_rows // BLOCKS)
+        self.block_rows = None if window_rows is None else -(-window_rows // WINDOW_BLOCKS)
         streamed = "weight_column: rows that are read by data.window_rows have no weights; use data.window_rows=null"
         require(window_rows is None or not self.weight_columns, streamed)
         self.keep_encoding = keep_encoding
@@ -170,8 +170,8 @@ class TableDataModule(TensorDataModule):
             require(task.column not in self.weight_columns, both)
             hint = "ranks the rows of each group; name its column, as in data.group_column=user"
             require(not ranking or self.group_column is not None, f"{location}.metrics: {', '.join(ranking)} {hint}")
-            date = f"data.columns.{task.column}.format={task.form}: the labels of task {task.name!r} are no dates"
-            require(task.form not in DATES, date)
+            date = f"data.columns.{task.column}.format={task.format}: the labels of task {task.name!r} are no dates"
+            require(task.format not in DATE_FORMATS, date)
 
     def source_files(self) -> dict[str, Path]:
         return {f"data.{OPTION[name]}": path for name, path in self._files().items() if name not in self.frames}
@@ -257,14 +257,14 @@ class TableDataModule(TensorDataModule):
             files = hashlib.sha256(self.frames[name].hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
         return [files, *((self.split.model_dump(), self.fractions) if name == "train" else ())]
 
-    def training_sample(self, most: int) -> Batch | None:
-        """Return at most ``most`` training rows, drawn with ``seed``; None if they are not loaded."""
+    def training_sample(self, max_rows: int) -> Batch | None:
+        """Return at most ``max_rows`` training rows, drawn with ``seed``; None if they are not loaded."""
         if "train" not in self.splits:
             return None
         rows, generator = self.splits["train"], self.generator("sample")
         if isinstance(rows, StreamedRows):
-            return rows.sample(most, generator)
-        return rows.select(torch.randperm(len(rows), generator=generator)[:most])
+            return rows.sample(max_rows, generator)
+        return rows.select(torch.randperm(len(rows), generator=generator)[:max_rows])
 
     def open(self, split: str) -> RowSource:
         """Return the rows that ``path``, ``val_path`` or ``test_path`` names. Raises InputError."""
@@ -305,7 +305,8 @@ class TableDataModule(TensorDataModule):
 
     def random_parts(self, source: RowSource, fractions: Mapping[str, float]) -> dict[str, Tensor]:
         """Return the indices of the rows of each split, drawn with ``seed``; rare classes are spread evenly."""
-        strata = read_rare_classes(source, [task.column for task in self.labels if task.kind == "binary"], RARE)
+        binary = [task.column for task in self.labels if task.kind == "binary"]
+        strata = read_rare_classes(source, binary, RARE_CLASS_FRACTION)
         return random_split(source.count if strata is None else strata, fractions, self.generator())
 
     def _learn(self, train: SplitRows) -> DataSpec:
@@ -404,8 +405,8 @@ class TableDataModule(TensorDataModule):
 
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""
-        marked = self.split.column if self.split.by == "column" else None
-        used = {*self.ignore, marked, *self.weight_columns, *(task.column for task in self.labels)}
+        split_column = self.split.column if self.split.by == "column" else None
+        used = {*self.ignore, split_column, *self.weight_columns, *(task.column for task in self.labels)}
         return [name for name in columns if name not in used]
 
     def _check_named(self, columns: Sequence[str], path: Path) -> None:
@@ -438,14 +439,14 @@ def read_row_info(rows: SplitRows, slices: Sequence[str]) -> pl.DataFrame:
     return pl.concat(parts, how="vertical_relaxed").with_row_index("row_id").cast({"row_id": pl.Int64})
 
 
-def read_weights(frame: pl.DataFrame, name: str, where: str, form: str = "") -> Tensor:
+def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str = "") -> Tensor:
     """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
     cells = Cells(frame, name, where)
     cells.check_type(" to weights")
-    column = cells.numbers(form)
-    invalid = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
+    column = cells.numbers(number_format)
+    invalid = (~(column.is_not_nan() & (column >= 0) & (column <= MAX_WEIGHT))).arg_true()
     if len(invalid):
-        raise InputError(f"{cells.describe(invalid[0])} is not a weight, a number from 0 to {HEAVIEST:g}")
+        raise InputError(f"{cells.describe(invalid[0])} is not a weight, a number from 0 to {MAX_WEIGHT:g}")
     return torch.from_numpy(column.to_numpy(writable=True))
 
 

@@ -21,7 +21,7 @@ from .feeding import RowsLoader
 from .texts.rows import RaggedRows
 
 TaskOrder = Literal["round_robin", "proportional", "temperature", "uniform", "shuffled"]
-POOL = 50  # batches whose rows are sorted by length together
+POOL_BATCHES = 50  # batches whose rows are sorted by length together
 Index = tuple[str, Tensor]  # a task and the indices [N] of some of its rows
 Rows = Batch | RaggedRows
 
@@ -157,10 +157,10 @@ class TaskSampler(Sampler["Index | list[Index]"]):
 def bucketed(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """Cut the rows ``order [N]`` into batches of ``size`` rows of similar lengths; return the batches in random order.
 
-    The rows are cut into pools of ``POOL`` batches. Those of a pool are sorted by ``lengths`` and cut into batches, so
+    The rows are cut into pools of ``POOL_BATCHES``. Those of a pool are sorted by ``lengths`` and cut into batches, so
     that little padding is needed and a batch still holds other rows in each pass.
     """
-    pools = [pool[lengths[pool].argsort(stable=True)] for pool in order.split(size * POOL)]
+    pools = [pool[lengths[pool].argsort(stable=True)] for pool in order.split(size * POOL_BATCHES)]
     batches = [batch for pool in pools for batch in pool.split(size)]
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 

@@ -23,7 +23,7 @@ from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, LabelRules, TargetOptions
 from .tables.options import Fractions, Separator
 from .tables.row_source import read_blocks
-from .text_tasks import SMALL, TextTasksDataModule
+from .text_tasks import MAX_SMALL_ROWS, TextTasksDataModule
 from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class TextDataModule(TextTasksDataModule):
     pairs. ``label``, ``kind`` and ``TargetOptions``: the column of the labels, and how to read it, as for
     ``data=table``. Rows without a label are left out. ``val_path``, ``test_path``: files of their own for val and test.
 
-    The rows of the other splits are drawn from ``path`` with ``seed``; ``split`` has the shares of train, val and test.
+    The rows of the other splits are drawn from ``path`` with ``seed``; ``split``: the fractions of train, val and test.
     """
 
     @validated
@@ -82,7 +82,7 @@ class TextDataModule(TextTasksDataModule):
         self.labels = {name: source.labels(name) for name, source in self.sources.items()}
         self.separator = separator
         splits_with_files = [set(source.paths) for source in self.sources.values()]
-        self.shares = by_split(split, set.intersection(*splits_with_files) - {"train"})
+        self.fractions = by_split(split, set.intersection(*splits_with_files) - {"train"})
         self.random_split = not any("test" in paths for paths in splits_with_files)
 
     def prepare_data(self) -> None:
@@ -109,7 +109,7 @@ class TextDataModule(TextTasksDataModule):
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
             if name not in specs_by_name:
                 spec = self.labels[name].learn(frames["train"], where["train"])
-                specs_by_name[name] = dataclasses.replace(spec, small=len(frames["train"]) <= SMALL)
+                specs_by_name[name] = dataclasses.replace(spec, small=len(frames["train"]) <= MAX_SMALL_ROWS)
             specs.append(specs_by_name[name])
             for split in self.wanted:
                 columns = [frames[split][column].fill_null("").to_list() for column in source.columns]
@@ -136,8 +136,8 @@ class TextDataModule(TextTasksDataModule):
         """Divide the rows of ``path`` among the splits that have no file of their own."""
         frame = frames.pop("train")
         with_files = source.paths.keys() - {"train"}
-        shares = {split: self.shares[split] for split in SPLITS if split not in with_files}
-        parts = random_split(len(frame), shares, self.generator(name))
+        fractions = {split: self.fractions[split] for split in SPLITS if split not in with_files}
+        parts = random_split(len(frame), fractions, self.generator(name))
         require_rows(
             parts, f"{source.paths['train']}: of its {len(frame)} rows with labels, data.split leaves none for"
         )

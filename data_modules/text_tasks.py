@@ -27,7 +27,7 @@ from .texts.rows import RaggedRows, Texts
 
 logger = logging.getLogger(__name__)
 
-SMALL = 10_000  # most training rows of a task that counts as small
+MAX_SMALL_ROWS = 10_000  # most training rows of a task that counts as small
 PADDING_SEGMENT = 0
 PhaseLength = Annotated[int, Field(ge=8, le=100_000)]  # tokens of a row
 

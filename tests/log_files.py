@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from mtl.data_modules.census_income import COLUMNS, MARITAL, NUMBERS
+from mtl.data_modules.census_income import COLUMNS, MARITAL, NUMERIC_COLUMNS
 from mtl.data_modules.kuairand import YES_OR_NO
 
 LOG = (
@@ -21,7 +21,7 @@ def write_census(folder: Path, rows: int = 60) -> None:
         rng, lines = random.Random(number), []
         for row in range(rows // (1 + number)):
             cells = {column: rng.choice(["Not in universe", "?", "Yes"]) for column in COLUMNS}
-            cells |= {column: str(rng.randrange(90)) for column in NUMBERS}
+            cells |= {column: str(rng.randrange(90)) for column in NUMERIC_COLUMNS}
             cells[MARITAL] = "Never married" if row % 3 else "Divorced"
             cells |= {
                 "dividends from stocks": str(1000 * number + row),

@@ -47,5 +47,5 @@ def problem(error: BaseException) -> str:
         return CREDENTIALS
     if "error sending request" in text:
         return "the storage cannot be reached; if it is not Amazon's, AWS_ENDPOINT_URL must be its address"
-    said = re.search("<Message>(.*?)</Message>", text)
-    return said[1] if said else first_line(error).rpartition(" - ")[2].partition(" (path: ")[0][:200]
+    message = re.search("<Message>(.*?)</Message>", text)
+    return message[1] if message else first_line(error).rpartition(" - ")[2].partition(" (path: ")[0][:200]

@@ -12,8 +12,9 @@ from mtl.files.cloud import CloudPath
 
 from .reading import cloud_rows, files_of, regular_size
 
-WHOLE = 1 << 30  # bytes of files whose fingerprint covers all of them
-SAMPLES, SAMPLE = 16, 1 << 18  # samples of a file, and their bytes; a Parquet file ends with the range of each column
+MAX_WHOLE_BYTES = 1 << 30  # bytes of files whose fingerprint covers all of them
+NUM_SAMPLES = 16  # of a larger file, and one at its end: a Parquet file ends with the range of each column
+SAMPLE_BYTES = 1 << 18
 
 
 def digest(value: Any) -> str:
@@ -34,8 +35,8 @@ def fingerprint(path: Path) -> dict[str, Any]:
     """Return the name of a file, a folder or a pattern, the bytes and the number of its files, and a SHA-256 digest.
 
     The digest covers the contents of the files (evenly spaced samples and the end of each if together they have more
-    than ``WHOLE`` bytes), and the names of several files, but not of one. Of files in the cloud, it covers their names
-    and numbers of rows, and the size is that number. Raises InputError if one cannot be read.
+    than ``MAX_WHOLE_BYTES``), and the names of several files, but not of one. Of files in the cloud, it covers their
+    names and numbers of rows, and the size is that number. Raises InputError if one cannot be read.
     """
     if isinstance(path, CloudPath):
         rows = cloud_rows(path)
@@ -44,12 +45,12 @@ def fingerprint(path: Path) -> dict[str, Any]:
     sizes = [regular_size(file) for file in files]
     for file, size in zip(files, sizes, strict=True):
         content.update(file.name.encode() + b"\0" if len(files) > 1 else b"")  # one file may be renamed
-        starts = range(0, size, max(SAMPLE, size // SAMPLES) if sum(sizes) > WHOLE else SAMPLE)
+        step = size // NUM_SAMPLES if sum(sizes) > MAX_WHOLE_BYTES else 0
         try:
             with open(file, "rb") as opened:
-                for start in (*starts, max(0, size - SAMPLE)):
+                for start in (*range(0, size, max(SAMPLE_BYTES, step)), max(0, size - SAMPLE_BYTES)):
                     opened.seek(start)
-                    content.update(opened.read(SAMPLE))
+                    content.update(opened.read(SAMPLE_BYTES))
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror or error}") from None
     return {"name": path.name, "size": sum(sizes), "sha256": content.hexdigest(), "files": len(files)}

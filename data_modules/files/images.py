@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .reading import parsing
 
-VALUES = 256
-SLICE = 1 << 22  # pixels counted at a time
+NUM_LEVELS = 256
+PIXELS_PER_SLICE = 1 << 22  # pixels counted at a time
 
 
 def decode(file: Path, size: tuple[int, int], mode: str, again: str, scale: int = 1) -> Tensor:
@@ -41,9 +41,9 @@ def pixel_scale(pixels: Tensor, standardize: bool = True) -> tuple[float, float]
     """
     if not standardize:
         return 0.0, 1.0
-    slices = pixels.flatten().split(SLICE)
-    counts = torch.stack([torch.bincount(part, minlength=VALUES) for part in slices]).sum(0).tolist()
+    slices = pixels.flatten().split(PIXELS_PER_SLICE)
+    counts = torch.stack([torch.bincount(part, minlength=NUM_LEVELS) for part in slices]).sum(0).tolist()
     total = sum(counts)
     mean = sum(value * count for value, count in enumerate(counts)) / total
     square = sum(value**2 * count for value, count in enumerate(counts)) / total
-    return mean / (VALUES - 1), max(square - mean**2, 0.0) ** 0.5 / (VALUES - 1)
+    return mean / (NUM_LEVELS - 1), max(square - mean**2, 0.0) ** 0.5 / (NUM_LEVELS - 1)

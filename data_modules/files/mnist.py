@@ -16,7 +16,7 @@ from .reading import parsing
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
-VALIDATION = 6  # one in this many training images is for validation
+VAL_EVERY = 6  # one in this many training images is for validation
 
 
 def prepare(folder: Path, source: str, download: bool, base_url: str | None = None) -> None:
@@ -44,7 +44,7 @@ def read_splits(folder: Path, generator: torch.Generator) -> dict[str, tuple[Ten
     few.
     """
     images, labels = read(folder, "train")
-    order, count = torch.randperm(len(images), generator=generator), len(images) // VALIDATION
+    order, count = torch.randperm(len(images), generator=generator), len(images) // VAL_EVERY
     require(count >= 1, f"{folder}: {len(images)} images are too few for training and validation")
     parts = {"train": order[count:], "val": order[:count]}
     return {split: (images[rows], labels[rows]) for split, rows in parts.items()} | {"test": read(folder, "t10k")}

@@ -22,9 +22,10 @@ from .cloud import problem, rows_of
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
-TEXT = 8  # bytes that it takes to read a byte of text
-EXPANSION, HARMLESS = 100, 1 << 26  # how many times its size a file may be unpacked to, and the bytes that any may
-PATTERN = "*?["  # a path that does not exist and contains one of these is a pattern
+BYTES_PER_TEXT_BYTE = 8  # bytes that it takes to read a byte of text
+MAX_EXPANSION = 100  # how many times its size a file may be unpacked to,
+HARMLESS_BYTES = 1 << 26  # and the size that any may
+PATTERN_SIGNS = "*?["  # a path that does not exist and contains one of these is a pattern
 
 
 def regular_size(path: Path, option: str = "") -> int:
@@ -92,7 +93,7 @@ def cloud_rows(path: CloudPath) -> dict[str, int]:
 
 
 def is_pattern(path: Path) -> bool:
-    return any(sign in str(path) for sign in PATTERN) and not os.path.exists(path)
+    return any(sign in str(path) for sign in PATTERN_SIGNS) and not os.path.exists(path)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -111,20 +112,21 @@ def read_gzip(path: Path) -> bytes:
         with gzip.open(path) as file:
             while part := file.read(1 << 24):
                 content.write(part)
-                check_unpacked(path, packed, content.tell(), MEMORY // TEXT)
+                check_unpacked(path, packed, content.tell(), MEMORY // BYTES_PER_TEXT_BYTE)
     except (gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
         raise InputError(f"{path} is damaged or not a gzip file ({error})") from None
     return content.getvalue()
 
 
-def check_unpacked(path: Path, packed: int, size: float, most: float = math.inf) -> None:
+def check_unpacked(path: Path, packed: int, size: float, max_bytes: float = math.inf) -> None:
     """Raise InputError if a file of ``packed`` bytes is unpacked to ``size`` bytes, and this is what a bomb would be.
 
-    Up to ``HARMLESS`` bytes are accepted, more only up to ``EXPANSION`` times the file and ``most`` bytes.
+    Up to ``HARMLESS_BYTES`` are accepted, more only up to ``MAX_EXPANSION`` times the file and ``max_bytes``.
     """
-    enough = size <= max(HARMLESS, min(EXPANSION * packed, most))
-    than = "a table in memory may have" if EXPANSION * packed > most else f"{EXPANSION} times its {packed:,} bytes"
-    require(enough, f"{path} holds more than {than}: unpack it by other means if you trust it")
+    is_allowed = size <= max(HARMLESS_BYTES, min(MAX_EXPANSION * packed, max_bytes))
+    limit = f"{MAX_EXPANSION} times its {packed:,} bytes"
+    limit = "a table in memory may have" if MAX_EXPANSION * packed > max_bytes else limit
+    require(is_allowed, f"{path} holds more than {limit}: unpack it by other means if you trust it")
 
 
 def read_lines(file: Path, encoding: str = "latin-1") -> pl.DataFrame:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 FILE = "\0file"  # column with the file of each row, if a table has the rows of several files; for messages
 SPELLINGS = {"": None, "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
-EXACT = 2.0**53  # whole numbers from here on may be rounded in Float64
+MAX_EXACT_INTEGER = 2.0**53  # whole numbers from here on may be rounded in Float64
 
 
 @dataclass
@@ -72,23 +72,23 @@ class Cells:
         file = self.frame[FILE][row] if FILE in self.frame.columns else self.where
         return f"{file}, column {self.name!r}, row {self.frame[ROW][row]}: {content}"
 
-    def numbers(self, form: str = "") -> pl.Series:
+    def numbers(self, number_format: str = "") -> pl.Series:
         """Return the cells as float64, NaN for empty cells and, if ``remarks`` allow them, for invalid ones.
 
         Raises InputError, which names the first invalid cell.
         """
-        parsed = parse(self.column, form)
+        parsed = parse(self.column, number_format)
         finite = parsed.set(parsed.is_infinite(), None)
-        self._note_invalid(finite, expected_number(form))
+        self._note_invalid(finite, expected_number(number_format))
         return finite.fill_null(float("nan"))
 
-    def dates(self, form: str = "") -> pl.Series:
+    def dates(self, date_format: str = "") -> pl.Series:
         """Return the cells as datetimes, null for empty cells and, if ``remarks`` allow them, for invalid ones.
 
         Raises InputError, which names the first invalid cell.
         """
-        parsed = parse_dates(self.column, form)
-        self._note_invalid(parsed, expected_date(form))
+        parsed = parse_dates(self.column, date_format)
+        self._note_invalid(parsed, expected_date(date_format))
         return parsed
 
     def _note_invalid(self, parsed: pl.Series, accepted: str) -> None:
@@ -117,7 +117,8 @@ class Cells:
         require(fits, f"{self.where}, column {self.name!r}: its type {dtype} {neither}; convert it{hint}")
         largest: Any = column.abs().max() if kind == "category" and dtype.is_float() else 0.0
         rounded = f"it holds categories as {dtype}, some beyond 2^53, which have lost their last digits"
-        require((largest or 0.0) < EXACT, f"{self.where}, column {self.name!r}: {rounded}; read it as text{hint}")
+        message = f"{self.where}, column {self.name!r}: {rounded}; read it as text{hint}"
+        require((largest or 0.0) < MAX_EXACT_INTEGER, message)
 
 
 def ignoring(column: str) -> str:
@@ -125,31 +126,31 @@ def ignoring(column: str) -> str:
     return f", or leave it out with data.ignore=[{column}]"
 
 
-def expected_number(form: str) -> str:
+def expected_number(number_format: str) -> str:
     """Describe the numbers of a format, for messages."""
-    return f"a number as in {form}" if form else "a number"
+    return f"a number as in {number_format}" if number_format else "a number"
 
 
-def expected_date(form: str) -> str:
+def expected_date(date_format: str) -> str:
     """Describe the dates of a format, for messages."""
-    return f"a date as in {form or '2026-03-01 or 2026-03-01 14:30'}"
+    return f"a date as in {date_format or '2026-03-01 or 2026-03-01 14:30'}"
 
 
-def parse(column: pl.Series, form: str = "") -> pl.Series:
-    """Return ``column`` as float64, null for cells that are empty or not a number; text is read as ``form``."""
+def parse(column: pl.Series, number_format: str = "") -> pl.Series:
+    """Return ``column`` as float64, null for cells that are empty or no number; text is read as ``number_format``."""
     if column.dtype == pl.String:
-        if form:
-            return numbers_in_format(column, form)
+        if number_format:
+            return numbers_in_format(column, number_format)
         column = column.str.strip_chars()
     elif not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
     return column.cast(pl.Float64, strict=False).fill_nan(None)
 
 
-def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
+def parse_dates(column: pl.Series, date_format: str = "") -> pl.Series:
     """Return ``column`` as datetimes, to the second; null for cells that are empty or no date.
 
-    Text is read as ``form`` or ISO 8601. Time zones are dropped, so that times are local.
+    Text is read as ``date_format`` or ISO 8601. Time zones are dropped, so that times are local.
     """
     name, dtype = column.name, column.dtype
     if isinstance(dtype, pl.Datetime):
@@ -158,8 +159,8 @@ def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
         return column.cast(pl.Datetime("us"))
     if dtype != pl.String:
         return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
-    parsed = dates_in_format(column, form)
-    return parsed.zip_with(parsed.is_not_null(), dates_in_format(column, "")) if form else parsed
+    parsed = dates_in_format(column, date_format)
+    return parsed.zip_with(parsed.is_not_null(), dates_in_format(column, "")) if date_format else parsed
 
 
 def is_date(column: pl.Series) -> bool:

@@ -52,10 +52,10 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
     task_options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
     formats = {
-        column.name: column.form for column in candidates if column.form and tasks.get(column.name) == "regression"
+        column.name: column.format for column in candidates if column.format and tasks.get(column.name) == "regression"
     }
     targets = [
-        task.model_copy(update={"form": formats.get(task.column, "")})
+        task.model_copy(update={"format": formats.get(task.column, "")})
         for task in TargetOptions.from_tasks(task_options)
     ]
     inputs = [column for column in columns if column not in tasks]
@@ -116,7 +116,7 @@ def yaml_lines(columns: Sequence[Profile], tasks: dict[str, Any], formats: dict[
 def column_options(column: Profile) -> str | dict[str, Any]:
     """Return the kind of a column, or its options if there are more, as ``data.columns`` takes them."""
     more: dict[str, Any] = {"ids": True} if column.repeats else {}
-    more |= {"format": column.form} if column.form and column.is_parsed else {}
+    more |= {"format": column.format} if column.format and column.is_parsed else {}
     kind = "number" if column.repeats else str(column.kind)
     return {"kind": kind, **more} if more else kind
 

@@ -150,7 +150,7 @@ class TableEncoder(RowEncoder):
         return "; ".join(parts)
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield blocks of the rows of a file, each with the share of the file read so far; then report odd cells."""
+        """Yield blocks of the rows of a file, each with the fraction of the file read so far; then report odd cells."""
         self.remarks.unusual.clear()
         try:
             # ``encode`` knows which texts are empty

@@ -13,7 +13,7 @@ from mtl.nn.seeds import make_generator
 
 from ..files.cache import locked
 
-NAME, ROWS, USERS = "example_visits.csv", 20_000, 400
+NAME, NUM_ROWS, NUM_USERS = "example_visits.csv", 20_000, 400
 CITIES, DEVICES = ("Bergen", "Cork", "Lyon", "Porto", "Turku"), ("desktop", "phone", "tablet")
 TASKS: dict[str, dict[str, Any]] = {
     "click": {"column": "clicked", "kind": "binary"},
@@ -41,14 +41,14 @@ def visits() -> pl.DataFrame:
     def draw(high: int, size: int) -> torch.Tensor:
         return torch.randint(high, (size,), generator=generator)
 
-    trait = torch.randn(USERS, generator=generator)
-    home, years = draw(len(CITIES), USERS), 16 + draw(60, USERS)
-    user, hour, device = draw(USERS, ROWS), draw(24, ROWS), draw(len(DEVICES), ROWS)
+    trait = torch.randn(NUM_USERS, generator=generator)
+    home, years = draw(len(CITIES), NUM_USERS), 16 + draw(60, NUM_USERS)
+    user, hour, device = draw(NUM_USERS, NUM_ROWS), draw(24, NUM_ROWS), draw(len(DEVICES), NUM_ROWS)
     evening = torch.cos((hour - 20) * (2 * torch.pi / 24))
     age, city = years[user], home[user]
     logit = 1.5 * trait[user] + evening * (1 + (device == 1)) - 0.5 * (city == 2)
-    clicked = torch.rand(ROWS, generator=generator) < logit.sigmoid()
-    minutes = 4 + trait[user] - evening + 0.03 * (age - 45) + 0.5 * torch.randn(ROWS, generator=generator)
+    clicked = torch.rand(NUM_ROWS, generator=generator) < logit.sigmoid()
+    minutes = 4 + trait[user] - evening + 0.03 * (age - 45) + 0.5 * torch.randn(NUM_ROWS, generator=generator)
     frame = pl.DataFrame(
         {
             "user": (1000 + user).numpy(),

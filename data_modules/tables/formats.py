@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 ISO = "%Y-%m-%d"
-DATES = {  # a time of the day, as in 14:30 or 2:30 PM, may follow each
+DATE_FORMATS = {  # a time of the day, as in 14:30 or 2:30 PM, may follow each
     "dd/mm/yyyy": "%d/%m/%Y",
     "mm/dd/yyyy": "%m/%d/%Y",
     "yyyy/mm/dd": "%Y/%m/%d",
@@ -28,23 +28,24 @@ DATES = {  # a time of the day, as in 14:30 or 2:30 PM, may follow each
     "mm/dd/yy": "%m/%d/%y",
     "dd.mm.yy": "%d.%m.%y",
 }
-NUMBERS = {"1,234.5": (",", "."), "1.234,5": (".", ",")}  # the signs for thousands and decimals
-ACCEPTED = f"a date such as {', '.join(DATES)}, or a number such as {' or '.join(NUMBERS)}, perhaps with its unit"
+NUMBER_FORMATS = {"1,234.5": (",", "."), "1.234,5": (".", ",")}  # the signs for thousands and decimals
+NUMBERS = " or ".join(NUMBER_FORMATS)
+ACCEPTED = f"a date such as {', '.join(DATE_FORMATS)}, or a number such as {NUMBERS}, perhaps with its unit"
 
 CLOCK = r"[ T]+(\d{1,2}:\d{2})(:\d{2})?(?:[.,]\d+)?\s*(?:([AaPp][Mm])|Z|[+-]\d{2}(?::?\d{2})?)?$"
 CURRENCY = r"[€$£¥₹]|EUR|USD|GBP|CHF"
 UNIT = r"%|[€$£¥₹]|[\p{L}°µ][\p{L}\d²³/]{0,7}"
 WITH_UNIT = rf"^({CURRENCY})?(\s*)[+-]?\d(?:[\d.,'\s]*\d)?(\s*)({UNIT})?$"
-SOME = 200  # values that rule out most formats
-LEAST_YEAR = 1000  # of a year with four digits
+SAMPLE_VALUES = 200  # values that rule out most formats
+MIN_YEAR = 1000  # of a year with four digits
 
 
 def is_format(text: str) -> bool:
-    return text in DATES or any(number in text for number in NUMBERS)
+    return text in DATE_FORMATS or any(number in text for number in NUMBER_FORMATS)
 
 
-def dates_in_format(text: pl.Series, form: str) -> pl.Series:
-    """Return texts as datetimes, to the second; null for cells that do not fit ``form``, a key of ``DATES`` or ""."""
+def dates_in_format(text: pl.Series, date_format: str) -> pl.Series:
+    """Return texts as datetimes, to the second; null for cells that do not fit ``date_format``, which may be ""."""
     cells = text.str.strip_chars().alias("cell").to_frame()
     minutes, seconds, half = (pl.col("cell").str.extract(CLOCK, group) for group in (1, 2, 3))
     clock = minutes.fill_null("0:00") + seconds.fill_null(":00")
@@ -53,20 +54,20 @@ def dates_in_format(text: pl.Series, form: str) -> pl.Series:
         .then(clock.str.to_time("%H:%M:%S", strict=False))
         .otherwise((clock + " " + half.str.to_uppercase()).str.to_time("%I:%M:%S %p", strict=False))
     )
-    day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATES.get(form, ISO), strict=False)
+    day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATE_FORMATS.get(date_format, ISO), strict=False)
     dates = cells.select(
-        pl.when(day.dt.year() >= (LEAST_YEAR if form else 1)).then(day.dt.combine(time)).alias(text.name)
+        pl.when(day.dt.year() >= (MIN_YEAR if date_format else 1)).then(day.dt.combine(time)).alias(text.name)
     )
     return dates.to_series().cast(pl.Datetime("us"))
 
 
-def numbers_in_format(text: pl.Series, form: str) -> pl.Series:
-    """Return texts as float64; null for cells that do not fit ``form``, a key of ``NUMBERS`` with its unit.
+def numbers_in_format(text: pl.Series, number_format: str) -> pl.Series:
+    """Return texts as float64; null for cells that do not fit ``number_format``.
 
-    A cell may lack the unit.
+    It is a key of ``NUMBER_FORMATS`` with a unit, which a cell may lack.
     """
     [(prefix, suffix, (thousands, decimal))] = [
-        (*form.split(number, 1), signs) for number, signs in NUMBERS.items() if number in form
+        (*number_format.split(number, 1), signs) for number, signs in NUMBER_FORMATS.items() if number in number_format
     ]
     before, behind = (re.escape(str(part).strip()) for part in (prefix, suffix))
     group = rf"[{re.escape(thousands)}'\s]"
@@ -75,9 +76,9 @@ def numbers_in_format(text: pl.Series, form: str) -> pl.Series:
     return digits_alone.str.replace_all(group, "").str.replace(decimal, ".", literal=True).cast(pl.Float64)
 
 
-def write_number(number: float, form: str) -> str:
+def write_number(number: float, number_format: str) -> str:
     """Return a number as text that ``numbers_in_format`` reads as the same number."""
-    decimal = next((decimal for example, (_, decimal) in NUMBERS.items() if example in form), "")
+    decimal = next((decimal for example, (_, decimal) in NUMBER_FORMATS.items() if example in number_format), "")
     text = np.format_float_positional(number, trim="-") if decimal else str(number).removesuffix(".0")
     return text.replace(".", decimal or ".")
 
@@ -90,37 +91,42 @@ def number_formats(text: pl.Series) -> list[str]:
         "" if part is None else part for part in (parts.row(0) if len(parts) else [""] * 4)
     )
     return [
-        f"{before}{gap_before if before else ''}{number}{gap_behind if behind else ''}{behind}" for number in NUMBERS
+        f"{before}{gap_before if before else ''}{number}{gap_behind if behind else ''}{behind}"
+        for number in NUMBER_FORMATS
     ]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The formats that fit the most cells, what the first of them reads, and their share of the cells."""
+    """The formats that fit the most cells, what the first of them reads, and their fraction of the cells."""
 
-    forms: list[str]
+    formats: list[str]
     parsed: pl.Series
-    share: float
+    fraction: float
 
 
-def best_fit(table: pl.DataFrame, forms: Sequence[str], read: Callable[[pl.Series, str], pl.Series]) -> Fit:
+def best_fit(table: pl.DataFrame, formats: Sequence[str], read: Callable[[pl.Series, str], pl.Series]) -> Fit:
     """Return the formats that fit the most cells of distinct texts, in the columns value and count.
 
     Formats that read all texts alike count once, and the standard format, if it fits, is the only one.
     """
     values, count = table["value"], table["count"]
     sample = some_values(values)
-    likely = [form for form in forms if read(sample, form).count() * 2 >= len(sample)]
-    parsed_by_format = {form: read(values, form) for form in likely}
-    cells = {form: int(count.filter(parsed.is_not_null()).sum()) for form, parsed in parsed_by_format.items()}
-    fitting = [form for form in likely if cells[form] == max(cells.values())]
+    likely = [cell_format for cell_format in formats if read(sample, cell_format).count() * 2 >= len(sample)]
+    parsed_by_format = {cell_format: read(values, cell_format) for cell_format in likely}
+    cells = {
+        cell_format: int(count.filter(parsed.is_not_null()).sum()) for cell_format, parsed in parsed_by_format.items()
+    }
+    fitting = [cell_format for cell_format in likely if cells[cell_format] == max(cells.values())]
     if not fitting:
         return Fit([], values.clear(), 0.0)
     parsed = parsed_by_format[fitting[0]]
-    others = [form for form in fitting[1:] if fitting[0] and not parsed_by_format[form].equals(parsed)]
+    others = [
+        cell_format for cell_format in fitting[1:] if fitting[0] and not parsed_by_format[cell_format].equals(parsed)
+    ]
     return Fit([fitting[0], *others], parsed, cells[fitting[0]] / max(1, int(count.sum())))
 
 
 def some_values(values: pl.Series) -> pl.Series:
     """Return some values from all parts of a column."""
-    return values.gather_every(max(1, len(values) // SOME))
+    return values.gather_every(max(1, len(values) // SAMPLE_VALUES))

@@ -14,7 +14,7 @@ from .cells import MISSING
 from .vocabulary import UNKNOWN, Vocabulary
 
 Counted = np.ndarray[Any, Any]
-BINS = 50  # for the known categories of a column without a bin of their own; these are at most as many
+MAX_CATEGORY_BINS = 50  # for the known categories of a column without a bin of their own; these are at most as many
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Histogram:
 
     @property
     def missing(self) -> float:
-        """The share of empty cells."""
+        """The fraction of empty cells."""
         return self.counts[-1] / self.rows
 
     @property
     def unknown(self) -> float | None:
-        """The share of unknown categories among the cells or elements that are not empty; None for numbers."""
+        """The fraction of unknown categories among the cells or elements that are not empty; None for numbers."""
         filled = sum(self.counts[:-1])
         return self.counts[-2] / filled if self.frequent is not None and filled else None
 
@@ -57,15 +57,16 @@ def category_counts(
 ) -> Counted:
     """Return the counts of a ``Histogram`` from ``ids [N]``, each of which occurs ``counts [N]`` times (None: once).
 
-    The bins: each of the ``frequent`` categories, the other known ones in turn into at most ``BINS`` bins, unknown
-    ones, and empty cells. A category is frequent from the share 1 / ``BINS`` of the training rows, so that its loss
-    shows. With the most frequent ones instead, however rare, luck would choose, their counts would be too high, and new
-    rows would seem to have changed.
+    The bins: each of the ``frequent`` categories, the other known ones in turn into at most ``MAX_CATEGORY_BINS`` bins,
+    unknown ones, and empty cells. A category is frequent from the fraction 1 / ``MAX_CATEGORY_BINS`` of the training
+    rows, so that its loss shows. With the most frequent ones instead, however rare, luck would choose, their counts
+    would be too high, and new rows would seem to have changed.
     """
-    others = np.setdiff1d(np.arange(UNKNOWN + 1, UNKNOWN + 1 + len(vocabulary.values)), frequent)
-    bins = np.full(UNKNOWN + 1 + len(vocabulary.values), len(frequent) + min(BINS, len(others)))  # that of unknown ones
+    num_ids = UNKNOWN + 1 + len(vocabulary.values)
+    others = np.setdiff1d(np.arange(UNKNOWN + 1, num_ids), frequent)
+    bins = np.full(num_ids, len(frequent) + min(MAX_CATEGORY_BINS, len(others)))  # that of unknown ones
     bins[list(frequent)] = np.arange(len(frequent))
-    bins[others] = len(frequent) + np.arange(len(others)) % BINS
+    bins[others] = len(frequent) + np.arange(len(others)) % MAX_CATEGORY_BINS
     return np.append(np.bincount(bins[ids.numpy()], counts, bins[UNKNOWN] + 1).astype(np.int64), missing)
 
 
@@ -78,7 +79,7 @@ def category_histogram(ids: Tensor, vocabulary: Vocabulary, missing: int, rows: 
 def of_training(table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, rows: int, missing: int = 0) -> Histogram:
     """Return the histogram of the categories of a column in the training rows.
 
-    A training row whose category would be unknown without it counts as unknown: that is the share of unknown ones to
+    A training row whose category would be unknown without it counts as unknown: that is the fraction of unknown ones to
     expect in new rows (Good 1953). ``table`` has the columns value, count, and all: how often the category occurs where
     ``vocabulary`` was learnt, in which it needs ``min_count`` occurrences, and more than each category that was left
     out. ``missing``: the number of empty cells that are not in ``table``.
@@ -90,7 +91,7 @@ def of_training(table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, row
     needed = max(min_count, occurrences[ids.numpy() == UNKNOWN].max(initial=0))
     ids[occurrences <= needed] = UNKNOWN
     counts = table["count"].to_numpy()
-    frequent = np.sort(ids.numpy()[(ids.numpy() != UNKNOWN) & (counts * BINS >= counts.sum())]).tolist()
+    frequent = np.sort(ids.numpy()[(ids.numpy() != UNKNOWN) & (counts * MAX_CATEGORY_BINS >= counts.sum())]).tolist()
     return Histogram(category_counts(ids, vocabulary, missing, frequent, counts).tolist(), rows, frequent)
 
 

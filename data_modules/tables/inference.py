@@ -12,27 +12,28 @@ import polars as pl
 from mtl.checks import InputError
 
 from .cells import Cells, expected_date, expected_number, is_date, is_list, parse, parse_dates
-from .formats import DATES, Fit, best_fit, number_formats, some_values
+from .formats import DATE_FORMATS, Fit, best_fit, number_formats, some_values
 from .options import TableOptions
 
 Kind = Literal["category", "number", "date", "list", "text", "identifier", "free text"]
 
 TWO_NUMBERS = r"\d\D+\d"  # a date has them in every format
-NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
-NUMBERING = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
-ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
+# A text column of which at least this fraction are numbers (or dates) is a numeric (date) column with mistakes
+MIN_PARSED_FRACTION = 0.9
+ROW_NUMBER_NAME = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
+MIN_ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
 # A column of whole numbers whose values have MIN_ROWS_PER_VALUE rows on average is categorical if it has at most
 # MAX_CATEGORIES values. From three up to MAX_VALUES_WITH_IDS of them have both an id and a place on a scale
 MIN_ROWS_PER_VALUE = 10
 MAX_CATEGORIES = 32
 MAX_VALUES_WITH_IDS = 256
-MIN_UNIQUE_SHARE = 0.9  # of the cells of an identifier
+MIN_UNIQUE_FRACTION = 0.9  # of the cells of an identifier
 MIN_WORDS = 3.0  # in a cell of free text, on average
-MIN_DISTINCT_SHARE = 0.5  # of the cells of free text
-IDS = "id|ids|uid|uuid|guid|key|code|hash|zip|zipcode|postcode|sku|isbn|ean|asin"
-THINGS = "user|customer|client|member|patient|account|item|product|article|movie|book|store|shop|seller|merchant"
-NAMED = re.compile(
-    rf"(id|uuid|guid|isbn|zip)( .*)?|(.* )?({IDS}|({THINGS})id)|{THINGS}|index|row|row number|unnamed \d+"
+MIN_DISTINCT_FRACTION = 0.5  # of the cells of free text
+ID_WORDS = "id|ids|uid|uuid|guid|key|code|hash|zip|zipcode|postcode|sku|isbn|ean|asin"
+OWNERS = "user|customer|client|member|patient|account|item|product|article|movie|book|store|shop|seller|merchant"
+ID_NAME = re.compile(
+    rf"(id|uuid|guid|isbn|zip)( .*)?|(.* )?({ID_WORDS}|({OWNERS})id)|{OWNERS}|index|row|row number|unnamed \d+"
 )
 
 
@@ -43,7 +44,7 @@ def given_kind(column: pl.Series, options: TableOptions) -> Kind | None:
         return "category" if column_options.ids else column_options.kind  # it is both
     if column.name in options.targets.values():
         return "category"
-    if is_date(column) or column_options.format in DATES:
+    if is_date(column) or column_options.format in DATE_FORMATS:
         return "date"
     if is_list(column):
         return "list"
@@ -59,7 +60,7 @@ class Inferred:
 
     kind: Kind
     why: str
-    form: str = ""
+    format: str = ""
     repeats: bool = False
 
 
@@ -79,26 +80,28 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
     table = table.drop_nulls("value")
     values, filled, distinct = table["value"], int(table["count"].sum()), len(table)
     text, given_format = values.dtype == pl.String, options.of(name).format
-    forms = None if given_format is None else [given_format]
+    formats = None if given_format is None else [given_format]
 
-    def read(parse_cells: Reader, forms: Sequence[str], expected: Callable[[str], str]) -> tuple[str, pl.Series] | None:
+    def read(
+        parse_cells: Reader, formats: Sequence[str], expected: Callable[[str], str]
+    ) -> tuple[str, pl.Series] | None:
         """Return the format that reads nearly all cells, and what it reads; None if there is none."""
-        fit = best_fit(table, forms, parse_cells)
-        if fit.share < NEARLY:
+        fit = best_fit(table, formats, parse_cells)
+        if fit.fraction < MIN_PARSED_FRACTION:
             return None
-        form = only_format(fit, name, parse_cells, first)
-        if fit.share < 1.0 and options.on_invalid == "error":
-            invalid = first(lambda cells: cells.is_not_null() & parse_cells(cells, form).is_null())
-            unread = round((1 - fit.share) * filled)
+        cell_format = only_format(fit, name, parse_cells, first)
+        if fit.fraction < 1.0 and options.on_invalid == "error":
+            invalid = first(lambda cells: cells.is_not_null() & parse_cells(cells, cell_format).is_null())
+            unread = round((1 - fit.fraction) * filled)
             raise InputError(
-                f"{invalid} is not {expected(form)}, but most of the column is; {unread:,} of {filled:,} cells are "
-                f"not. Correct it, or set data.on_invalid=missing, 'data.columns={{{name}: category}}' or "
+                f"{invalid} is not {expected(cell_format)}, but most of the column is; {unread:,} of {filled:,} cells "
+                f"are not. Correct it, or set data.on_invalid=missing, 'data.columns={{{name}: category}}' or "
                 f"data.ignore=[{name}]"
             )
-        return form, fit.parsed
+        return cell_format, fit.parsed
 
-    if text and forms is None and _share(table, TWO_NUMBERS) >= NEARLY:
-        dates = read(parse_dates, ["", *DATES], expected_date)
+    if text and formats is None and _fraction(table, TWO_NUMBERS) >= MIN_PARSED_FRACTION:
+        dates = read(parse_dates, ["", *DATE_FORMATS], expected_date)
         if dates is not None:
             return Inferred("date", "", dates[0])
         two = two_date_formats(values)
@@ -108,46 +111,46 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
                 f"{invalid} is not {expected_date(two[0])}, as other cells are. "
                 f"Write all in one way, or set 'data.columns={{{name}: category}}' or data.ignore=[{name}]"
             )
-    numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
+    numbers = read(parse, formats or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
-        form, parsed = numbers
-        return infer_numeric(name, table, parsed, form)
-    if text and mean_words(table) > MIN_WORDS and distinct > MIN_DISTINCT_SHARE * filled:
+        cell_format, parsed = numbers
+        return infer_numeric(name, table, parsed, cell_format)
+    if text and mean_words(table) > MIN_WORDS and distinct > MIN_DISTINCT_FRACTION * filled:
         return Inferred("free text", f"{mean_words(table):.1f} words on average")
-    if distinct > MIN_UNIQUE_SHARE * filled:
+    if distinct > MIN_UNIQUE_FRACTION * filled:
         return Inferred("identifier", "like an identifier")
     return Inferred("category", "")
 
 
-def _share(table: pl.DataFrame, pattern: str) -> float:
-    """Return the share of the cells that contain ``pattern``; 0 without cells."""
+def _fraction(table: pl.DataFrame, pattern: str) -> float:
+    """Return the fraction of the cells that contain ``pattern``; 0 without cells."""
     count = (table["value"].str.contains(pattern) * table["count"]).sum()
     return float(count) / max(1, int(table["count"].sum()))
 
 
 def only_format(fit: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
     """Return the only format that fits; raise InputError, with a cell that ``first`` describes, if there are two."""
-    form, *others = fit.forms
+    cell_format, *others = fit.formats
     if others:
-        differ = first(lambda cells: ~parse_cells(cells, form).eq_missing(parse_cells(cells, others[0])))
+        differ = first(lambda cells: ~parse_cells(cells, cell_format).eq_missing(parse_cells(cells, others[0])))
         raise InputError(
-            f"{differ} may be written as {form} or {others[0]}, and no other cell tells: give "
-            f"'data.columns={{{name}: {{format: {quoted(form)}}}}}' or {quoted(others[0])}"
+            f"{differ} may be written as {cell_format} or {others[0]}, and no other cell tells: give "
+            f"'data.columns={{{name}: {{format: {quoted(cell_format)}}}}}' or {quoted(others[0])}"
         )
-    return form
+    return cell_format
 
 
 def two_date_formats(values: pl.Series) -> list[str]:
     """Return the two formats in one of which nearly all texts are dates; [] if there are none."""
     unread, formats = some_values(values), list[str]()
-    enough = (1 - NEARLY) * len(unread)
+    max_unread = (1 - MIN_PARSED_FRACTION) * len(unread)
     for _ in range(2):
-        counts = {form: parse_dates(unread, form).count() for form in ("", *DATES)}
+        counts = {cell_format: parse_dates(unread, cell_format).count() for cell_format in ("", *DATE_FORMATS)}
         formats.append(max(counts, key=counts.__getitem__))
         if not counts[formats[-1]]:
             return []
         unread = unread.filter(parse_dates(unread, formats[-1]).is_null())
-    return formats if len(unread) <= enough else []
+    return formats if len(unread) <= max_unread else []
 
 
 def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
@@ -155,42 +158,42 @@ def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
 
     Raises InputError, which describes a cell, if two formats fit.
     """
-    form, column = options.of(cells.name).format, cells.column
-    if form is not None:
-        return form
+    cell_format, column = options.of(cells.name).format, cells.column
+    if cell_format is not None:
+        return cell_format
     if column.dtype != pl.String or kind not in ("number", "date"):
         return ""
     table = column.rename("value").drop_nulls().value_counts(sort=True)
-    parse_cells, others = (parse_dates, [*DATES]) if kind == "date" else (parse, number_formats(table["value"]))
+    parse_cells, others = (parse_dates, [*DATE_FORMATS]) if kind == "date" else (parse, number_formats(table["value"]))
     fit = best_fit(table, ["", *others], parse_cells)
 
     def first(wanted: Parse) -> str:
         return cells.describe(int(wanted(column).arg_true()[0]))
 
-    return only_format(fit, cells.name, parse_cells, first) if fit.share >= NEARLY else ""
+    return only_format(fit, cells.name, parse_cells, first) if fit.fraction >= MIN_PARSED_FRACTION else ""
 
 
-def infer_numeric(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:
+def infer_numeric(name: str, table: pl.DataFrame, parsed: pl.Series, cell_format: str) -> Inferred:
     """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for bad cells."""
     numbers, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
     distinct, why = numbers.n_unique(), ""
     if bool((numbers == numbers.round()).all()):
         if has_id_name(name):
-            if distinct > MIN_UNIQUE_SHARE * count:
+            if distinct > MIN_UNIQUE_FRACTION * count:
                 return Inferred("identifier", "like an identifier")
-            if distinct * ROWS_PER_ID > count and NUMBERING.fullmatch(split_name(name)):
-                return Inferred("number", "an identifier with few rows each", form)
-            return Inferred("category", "named like an identifier", form)
+            if distinct * MIN_ROWS_PER_ID > count and ROW_NUMBER_NAME.fullmatch(split_name(name)):
+                return Inferred("number", "an identifier with few rows each", cell_format)
+            return Inferred("category", "named like an identifier", cell_format)
         if distinct <= MAX_VALUES_WITH_IDS and distinct * MIN_ROWS_PER_VALUE <= count:
             kind: Kind = "category" if distinct <= MAX_CATEGORIES else "number"
-            return Inferred(kind, "whole numbers that repeat", form, repeats=distinct > 2)
+            return Inferred(kind, "whole numbers that repeat", cell_format, repeats=distinct > 2)
         why = "whole numbers" if distinct * MIN_ROWS_PER_VALUE <= count else ""
-    return Inferred("number", why, form)
+    return Inferred("number", why, cell_format)
 
 
 def has_id_name(name: str) -> bool:
     """Return whether a column is named like an identifier: customer_id, OrderID, zip code, user."""
-    return NAMED.fullmatch(split_name(name)) is not None
+    return ID_NAME.fullmatch(split_name(name)) is not None
 
 
 def split_name(name: str) -> str:
@@ -204,9 +207,9 @@ def mean_words(table: pl.DataFrame) -> float:
     return float(total / max(1, table["count"].sum()))
 
 
-def quoted(form: str) -> str:
+def quoted(cell_format: str) -> str:
     """Return a format as a value of the command line."""
-    return form if form in DATES and "," not in form else f'"{form}"'
+    return cell_format if cell_format in DATE_FORMATS and "," not in cell_format else f'"{cell_format}"'
 
 
 Parse = Callable[[pl.Series], pl.Series]

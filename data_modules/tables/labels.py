@@ -27,22 +27,22 @@ from .vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-HEAVIEST = 1e9  # the largest weight of a task or of its positive rows
-LIGHTEST = 1e-9  # the smallest weight of positive rows
-LARGEST = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
-LISTED = 10  # classes in a message
-NONE = "no training row has a label for task"
-RARE = 0.05  # the share of a class that is rare,
-OF_RARE = {  # and the default metrics of a task that has one
+MAX_WEIGHT = 1e9  # the largest weight of a task or of its positive rows
+MIN_POS_WEIGHT = 1e-9  # the smallest weight of positive rows
+MAX_LABEL = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
+MAX_CLASSES_LISTED = 10  # classes in a message
+NO_LABEL = "no training row has a label for task"
+RARE_CLASS_FRACTION = 0.05  # the fraction of a class that is rare,
+METRICS_OF_RARE_CLASSES = {  # and the default metrics of a task that has one
     "binary": ("auroc", "auprc", "logloss", "accuracy"),
     "multiclass": ("accuracy", "macro_f1", "logloss"),
 }
-OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
+METRICS_OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
 Cell = Text | int | float | bool
-Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
-ONLY = dict.fromkeys(("positive", "pos_weight", "sampling_rate"), "binary")
-ONLY |= {"class_weights": "multiclass", "standardize": "regression"}
-OF_LOSS = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
+Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
+KIND_OF_OPTION = dict.fromkeys(("positive", "pos_weight", "sampling_rate"), "binary")
+KIND_OF_OPTION |= {"class_weights": "multiclass", "standardize": "regression"}
+LOSS_OF_OPTION = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
 QUANTILES = [0.1, 0.5, 0.9]  # of loss=quantile, by default
 
 
@@ -58,8 +58,8 @@ class LabelRules(StrictModel):
     multiplies the losses of the positive rows of a binary task; "balanced" means negatives / positives among the
     labelled training rows. ``class_weights`` multiply the losses of the rows of the named classes; "balanced" means
     N / (C * N_c) for a class with N_c of the N labelled training rows and C classes. Metrics ignore these weights.
-    ``sampling_rate``: the share of the negatives of a binary task that is left in the table; predictions are those for
-    all rows, see ``mtl.predictions.in_units``.
+    ``sampling_rate``: the fraction of the negatives of a binary task that is left in the table; predictions are those
+    for all rows, see ``mtl.predictions.in_units``.
 
     ``loss`` and the options below it: see ``mtl.objectives.Objective``. With ``transform="log"``, mean and standard
     deviation are those of the logarithms; a Poisson loss standardizes by the mean label.
@@ -70,7 +70,7 @@ class LabelRules(StrictModel):
     positive: Cell | None = None
     metrics: Names | None = None
     standardize: bool | None = None
-    pos_weight: Literal["balanced"] | Annotated[float, Field(ge=LIGHTEST, le=HEAVIEST)] | None = None
+    pos_weight: Literal["balanced"] | Annotated[float, Field(ge=MIN_POS_WEIGHT, le=MAX_WEIGHT)] | None = None
     class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     loss: Loss | None = None
@@ -83,7 +83,7 @@ class LabelRules(StrictModel):
     @property
     def objective(self) -> dict[str, Any]:
         """The loss of the task, as arguments of ``Objective`` and ``TaskSpec``."""
-        options = {name: value for name in OF_LOSS if (value := getattr(self, name)) is not None}
+        options = {name: value for name in LOSS_OF_OPTION if (value := getattr(self, name)) is not None}
         if self.loss == "quantile":
             options["quantiles"] = tuple(sorted(self.quantiles or QUANTILES))
         return options | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
@@ -108,7 +108,7 @@ class TargetOptions(LabelOptions):
     """The labels of task ``name``.
 
     ``normalize_loss``: the loss of a task with classes is divided by that of predicting their shares in the training
-    rows, so that it is about 1 at first, as that of a regression in standard units is. ``form``: how the numbers of a
+    rows, so that it is about 1 at first, as that of a regression in standard units is. ``format``: how the numbers of a
     regression are written, see ``formats.py``.
     """
 
@@ -116,7 +116,7 @@ class TargetOptions(LabelOptions):
     column: str
     metrics: Names
     normalize_loss: bool = False
-    form: str = ""
+    format: str = ""
 
     @staticmethod
     def from_tasks(tasks: Any) -> list[TargetOptions]:
@@ -142,11 +142,11 @@ class TargetOptions(LabelOptions):
     def of(name: str, options: LabelOptions) -> TargetOptions:
         """Return the options of task ``name``; raise InputError if they do not fit together."""
         location = f"data.tasks.{name}"
-        for option, kind in ONLY.items():
+        for option, kind in KIND_OF_OPTION.items():
             value = getattr(options, option)
             fits = value is None or options.kind == kind
             require(fits, f"{location}: {option}={format_value(value)} is for kind={kind}, not {options.kind}")
-        for option, loss in OF_LOSS.items():
+        for option, loss in LOSS_OF_OPTION.items():
             value = getattr(options, option)
             fits = value is None or options.loss == loss
             require(fits, f"{location}: {option}={format_value(value)} is for loss={loss}")
@@ -188,7 +188,7 @@ class TargetOptions(LabelOptions):
         """
         if isinstance(labels, Counts):
             return self._spec_of_classes(labels, where, earlier)
-        require(labels.count > 0, f"{where}, column {self.column!r}: {NONE} {self.name!r}")
+        require(labels.count > 0, f"{where}, column {self.column!r}: {NO_LABEL} {self.name!r}")
         mean, std = (labels.mean, labels.std or 1.0) if self.standardize is not False else (0.0, 1.0)
         logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, labels.mean, labels.std)
         if earlier is not None:
@@ -197,19 +197,19 @@ class TargetOptions(LabelOptions):
             require(labels.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
             mean, std = math.log(mean or 1.0), 1.0
         scale = {"mean": mean, "std": std, **self.objective}
-        metrics = tuple(self.metrics) or (() if self.loss == "quantile" else OF_NUMBERS)
+        metrics = tuple(self.metrics) or (() if self.loss == "quantile" else METRICS_OF_NUMBERS)
         return TaskSpec(self.name, "regression", weight=self.weight, metrics=metrics, **scale)
 
     def _spec_of_classes(self, labels: Counts, where: str, earlier: TaskSpec | None) -> TaskSpec:
         location, table = f"{where}, column {self.column!r}", labels.table()
         text = table.select(value=as_text(table["value"]), count="count").drop_nulls("value")
         count_of = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
-        require(bool(count_of), f"{location}: {NONE} {self.name!r}")
+        require(bool(count_of), f"{location}: {NO_LABEL} {self.name!r}")
         classes = list(earlier.classes) if earlier is not None else self._classes(count_of, location)
         counts = [count_of.get(name, 0.5) for name in classes]  # an earlier class without rows has half a label
         metrics, total = tuple(self.metrics), sum(counts)
-        if not metrics and min(counts) < RARE * total:
-            metrics = OF_RARE[self.kind]
+        if not metrics and min(counts) < RARE_CLASS_FRACTION * total:
+            metrics = METRICS_OF_RARE_CLASSES[self.kind]
         self._log_classes(classes, counts, metrics)
         if self.kind == "multiclass":
             weights: dict[str, Any] = {"class_weights": self._weights_of(classes, counts, location)}
@@ -228,10 +228,11 @@ class TargetOptions(LabelOptions):
         """Log the fraction of each class of the training rows, and which class is predicted."""
         total = sum(counts)
         parts = [f"{format_value(name)} {count / total:.1%}" for name, count in zip(classes, counts, strict=True)]
-        more = ", ..." if len(classes) > LISTED else ""
+        more = ", ..." if len(classes) > MAX_CLASSES_LISTED else ""
         positive = f"; positive: {format_value(classes[1])}" if self.kind == "binary" else ""
         rare = "; rare: more metrics" if metrics != tuple(self.metrics) else ""
-        logger.info("task %s (%s): %s%s%s%s", self.name, self.kind, ", ".join(parts[:LISTED]), more, positive, rare)
+        listed = ", ".join(parts[:MAX_CLASSES_LISTED])
+        logger.info("task %s (%s): %s%s%s%s", self.name, self.kind, listed, more, positive, rare)
 
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec``.
@@ -264,22 +265,22 @@ class TargetOptions(LabelOptions):
         """Return the labels of a regression; raise InputError, with file and row, if one is too large or negative."""
         cells = Cells(frame, self.column, where)
         try:
-            values = cells.numbers(self.form)
+            values = cells.numbers(self.format)
         except InputError as error:
             likely = format_of(cells, TableOptions(), "number")
             setting = f"'data.columns={{{self.column}: {{format: {quoted(likely)}}}}}'"
-            hint = f", or set {setting}" if likely and not self.form else ""
+            hint = f", or set {setting}" if likely and not self.format else ""
             raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
             low = (values <= 0 if self.transform else values < 0).arg_true()
             rule = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"
             if len(low):
                 raise InputError(f"{cells.describe(low[0])}: {rule} of task {self.name!r}; empty it")
-        large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
+        large = (values.fill_nan(0.0).abs() > MAX_LABEL).arg_true()
         if len(large):
             raise InputError(
                 f"{cells.describe(large[0])} is too large for a label of task {self.name!r}: beyond "
-                f"{LARGEST:g} the squared error overflows; correct it, empty it, or divide the column"
+                f"{MAX_LABEL:g} the squared error overflows; correct it, empty it, or divide the column"
             )
         return values
 

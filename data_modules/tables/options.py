@@ -14,7 +14,7 @@ from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative,
 from .formats import ACCEPTED, is_format
 
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
-ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
+MIN_ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
 OnInvalid = Literal["error", "missing"]
 Separator = Annotated[
     str,
@@ -107,8 +107,8 @@ class VocabularyOptions(StrictModel):
     """Which categories have ids of their own; the others share that of unknown ones.
 
     ``min_count``: the number of training rows that a category needs. ``max_size``: the number of ids of a column, for
-    its most frequent categories. ``unknown_rate``: the share of the ids in a training step that become the unknown one,
-    so that its embedding is trained too.
+    its most frequent categories. ``unknown_rate``: the fraction of the ids in a training step that become the unknown
+    one, so that its embedding is trained too.
     """
 
     min_count: LargeCount = 1
@@ -117,7 +117,7 @@ class VocabularyOptions(StrictModel):
 
     def min_count_of(self, kind: str) -> int:
         """Return the number of training rows that a category of a column of ``kind`` needs."""
-        return max(self.min_count, ROWS_PER_WORD) if kind == "text" else self.min_count
+        return max(self.min_count, MIN_ROWS_PER_WORD) if kind == "text" else self.min_count
 
 
 class CsvOptions(StrictModel):

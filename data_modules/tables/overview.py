@@ -21,17 +21,17 @@ from mtl.checks import format_value, join_names
 
 from .cells import as_text, parse, parse_dates
 from .labels import TargetOptions
-from .profile import MANY, Profile
+from .profile import MAX_DISTINCT_COUNTED, Profile
 
 logger = logging.getLogger(__name__)
 
 WIDTH = 80
-LISTED = 40  # columns in the table, besides those with a warning
-EXAMPLES, LENGTH = 3, 20  # values of a column, and their length in all
+MAX_COLUMNS_LISTED = 40  # columns in the table, besides those with a warning
+MAX_EXAMPLES, MAX_EXAMPLE_LETTERS = 3, 20  # values of a column, and their length in all
 CONSTANT = "constant"
-ROWS_PER_VALUE = 10  # a column with fewer rows for each value predicts any label perfectly, by chance
-FEWEST = 5  # rows of a class
-EQUAL = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
+MIN_ROWS_PER_VALUE = 10  # a column with fewer rows for each value predicts any label perfectly, by chance
+MIN_CLASS_ROWS = 5  # rows of a class
+MIN_RANK_CORRELATION = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
 
 
 def log_overview(
@@ -84,7 +84,7 @@ def build_table(
     table.add_column("taken for")
     table.add_column("distinct", justify="right")
     table.add_column("missing", justify="right")
-    table.add_column("examples", no_wrap=True, max_width=LENGTH)
+    table.add_column("examples", no_wrap=True, max_width=MAX_EXAMPLE_LETTERS)
     table.add_column("why", min_width=14)
     hidden = 0
     for number, column in enumerate(columns):
@@ -94,10 +94,12 @@ def build_table(
             _describe_format(column, sample[column.name]),
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
-        if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
+        if number >= MAX_COLUMNS_LISTED and not (column.name in perfect or column.problem or not column.used):
             hidden += 1
             continue
-        distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
+        distinct = f"> {MAX_DISTINCT_COUNTED:,}"
+        if column.counts is not None:
+            distinct = f"{len(column.counts.table().drop_nulls('value')):,}"
         table.add_row(
             escape(column.name),
             column.kind or "?" if column.used else "left out",
@@ -114,14 +116,14 @@ def build_table(
 def _describe_format(column: Profile, cells: pl.Series) -> str:
     """Return how the dates or numbers of a column are written, if not in the standard way."""
     both = column.kind == "date" and parse_dates(cells).count()
-    return f"as in {column.form}{' and yyyy-mm-dd' if both else ''}" if column.form else ""
+    return f"as in {column.format}{' and yyyy-mm-dd' if both else ''}" if column.format else ""
 
 
 def examples(cells: pl.Series) -> str:
     """Return some values of a column, as many as there is room for."""
-    values = cells.drop_nulls().head(100).unique(maintain_order=True).head(EXAMPLES).to_list()
+    values = cells.drop_nulls().head(100).unique(maintain_order=True).head(MAX_EXAMPLES).to_list()
     texts = [text if (text := str(value)).isprintable() else format_value(value) for value in values]
-    while len(texts) > 1 and len(", ".join(texts)) > LENGTH:
+    while len(texts) > 1 and len(", ".join(texts)) > MAX_EXAMPLE_LETTERS:
         texts.pop()
     return escape(", ".join(texts))
 
@@ -131,7 +133,7 @@ def find_leaks(
 ) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
     targets = {
-        task.name: parse(sample[task.column], task.form).fill_null(float("nan")).to_numpy()
+        task.name: parse(sample[task.column], task.format).fill_null(float("nan")).to_numpy()
         if task.kind == "regression"
         else classes_of(sample[task.column])
         for task in labels
@@ -142,7 +144,7 @@ def find_leaks(
         if not column.used or column.kind in ("list", "text", None):
             continue
         parse_cells = read.get(column.kind)
-        cells = parse_cells(sample[column.name], column.form) if parse_cells else as_text(sample[column.name])
+        cells = parse_cells(sample[column.name], column.format) if parse_cells else as_text(sample[column.name])
         ordered = LeakCheck(cells, column.kind in read)
         tasks = [
             task.name
@@ -160,13 +162,13 @@ class LeakCheck:
         rank = column.rank("dense").fill_null(0).to_numpy().astype(np.int64)
         self.order = np.argsort(rank, kind="stable")
         self.rank, self.is_number = rank, is_number
-        self.repeats = len(np.unique(rank)) * ROWS_PER_VALUE <= len(rank)
+        self.repeats = len(np.unique(rank)) * MIN_ROWS_PER_VALUE <= len(rank)
 
     def predicts_class(self, label: Any) -> bool:
         """Return whether the column determines the class ``label [N]`` of each row, negative for a missing one."""
         y, x = self._labelled(label, label >= 0)
         classes, counts = np.unique(y, return_counts=True)
-        if len(classes) < 2 or counts.min() < FEWEST:
+        if len(classes) < 2 or counts.min() < MIN_CLASS_ROWS:
             return False
         changes, ties = y[1:] != y[:-1], x[1:] == x[:-1]
         if (changes & ties).any():
@@ -177,15 +179,15 @@ class LeakCheck:
     def predicts_number(self, label: Any) -> bool:
         """Return whether the column determines the number ``label [N]`` of each row, NaN for a missing one."""
         y, x = self._labelled(label, ~np.isnan(label))
-        if len(np.unique(y)) < FEWEST:
+        if len(np.unique(y)) < MIN_CLASS_ROWS:
             return False
         if self.repeats and not ((y[1:] != y[:-1]) & (x[1:] == x[:-1])).any():
             return True
         filled = x > 0
-        if not self.is_number or len(np.unique(x[filled])) < FEWEST:
+        if not self.is_number or len(np.unique(x[filled])) < MIN_CLASS_ROWS:
             return False
         ranks = pl.Series(y[filled]).rank().to_numpy(), pl.Series(x[filled]).rank().to_numpy()
-        return bool(abs(np.corrcoef(*ranks)[0, 1]) > EQUAL)
+        return bool(abs(np.corrcoef(*ranks)[0, 1]) > MIN_RANK_CORRELATION)
 
     def _labelled(self, label: Any, has_label: Any) -> tuple[Any, Any]:
         order = self.order[has_label[self.order]]

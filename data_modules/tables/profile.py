@@ -17,7 +17,7 @@ from .statistics import Counts
 
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
 Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
-MANY = 10_000  # distinct numbers or dates that are counted
+MAX_DISTINCT_COUNTED = 10_000  # distinct numbers or dates that are counted
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Profile:
     options: TableOptions
     kind: Kind | None = None
     why: str = ""
-    form: str = ""
+    format: str = ""
     repeats: bool = False  # whole numbers that the network sees both as categories and as numbers
     problem: str = ""
     first: pl.Series | None = None  # the first cell
@@ -52,7 +52,7 @@ class Profile:
             cells.check_type(ignoring(self.name), self.kind)
             target = self.options.of(self.name).target
             self.why = f"compared with {target}" if target else "given" if self.name in self.options.named else ""
-            self.form = format_of(cells, self.options, "number" if self.repeats else self.kind)
+            self.format = format_of(cells, self.options, "number" if self.repeats else self.kind)
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
         if self.kind in ("list", "text"):
@@ -62,8 +62,8 @@ class Profile:
                 bare = parse(texts).is_null() & parse_dates(texts).is_null() & texts.is_not_null()
                 self.has_text = bool(bare.any())
         elif self.kind == "date":
-            self._note_newest(cells.dates(self.form))
-        if self.kind in ("number", "date") and self.counts is not None and self.counts.fewest > MANY:
+            self._note_newest(cells.dates(self.format))
+        if self.kind in ("number", "date") and self.counts is not None and self.counts.fewest > MAX_DISTINCT_COUNTED:
             self.counts = None
         if self.counts is not None:
             self.counts.add(column)
@@ -96,9 +96,9 @@ class Profile:
                 self.problem = str(error)
                 return
             self.kind, self.why = inferred.kind, inferred.why
-            self.form, self.repeats = inferred.form, inferred.repeats
+            self.format, self.repeats = inferred.format, inferred.repeats
             if self.kind == "date":
-                self._note_newest(parse_dates(table["value"], self.form))
+                self._note_newest(parse_dates(table["value"], self.format))
         if (self.kind == "text" and not self.has_text) or (self.kind == "date" and self.newest is None):
             first = describe_first(self.name, blocks, pl.Series.is_not_null)
             expected = "text" if self.kind == "text" else "a date"
@@ -112,7 +112,7 @@ class Profile:
 
     @property
     def is_parsed(self) -> bool:
-        """Whether cells are read as numbers or dates, in the format ``form``."""
+        """Whether cells are read as numbers or dates, in ``format``."""
         return self.kind != "category" or self.repeats
 
 

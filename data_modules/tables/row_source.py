@@ -24,11 +24,11 @@ from .cells import FILE
 from .options import NULL_VALUES
 
 PARQUET = ".parquet"
-ROWS = 1 << 16  # rows of a block
+BLOCK_ROWS = 1 << 16  # rows of a block
 # Bytes of memory that it takes to read and encode a row of a Parquet file: of its numbers and split, and of each cell
-NUMBERED, CELL = 64, 32
+BYTES_PER_ROW, BYTES_PER_CELL = 64, 32
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
-LISTED = 10  # differences in a message
+MAX_DIFFERENCES_LISTED = 10  # differences in a message
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RowSource:
     def _load(self) -> RowSource:
         """Return the same rows in memory. Raises InputError if there are none, or too many."""
         count, width = self.count, len(self.schema)  # a small file may repeat a value 10^9 times
-        fits = count * (NUMBERED + width * CELL) <= MEMORY
+        fits = count * (BYTES_PER_ROW + width * BYTES_PER_CELL) <= MEMORY
         wide = f"{count:,} rows of {width} columns, which do not fit into memory"
         require(fits, f"{self.location} has {wide}: use data.window_rows=1048576")
         require(count > 0, f"{self.location} has a header but no rows")
@@ -170,7 +170,7 @@ class RowSource:
 
     def frames(self, columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
         """Yield ``columns`` of all rows in blocks, each with the name of its file."""
-        for block in self.blocks(ROWS):
+        for block in self.blocks(BLOCK_ROWS):
             yield self.read(block, columns), block.file
 
     def _collect(self, name: str, query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
@@ -187,7 +187,7 @@ def read_blocks(path: Path, option: str = "", **reading: Any) -> Iterator[tuple[
     """
     regular_size(path, option)
     source = RowSource.open(path, option, **reading)
-    for block in source.blocks(ROWS):
+    for block in source.blocks(BLOCK_ROWS):
         yield source.read(block, source.columns).drop(FILE, strict=False), (block.first + block.count) / source.count
 
 
@@ -248,8 +248,8 @@ def check_columns_agree(schemas: Mapping[str, Mapping[str, pl.DataType]], locati
         differences = [
             f"{format_value(name)} ({pair[0]} and {pair[1]})" for name, pair in types.items() if not fits(*pair)
         ]
-        two = f"{Path(first).name} and {Path(file).name}"
-        require(not differences, f"{location}: its files {two} differ in {', '.join(differences[:LISTED])}")
+        two, listed = f"{Path(first).name} and {Path(file).name}", ", ".join(differences[:MAX_DIFFERENCES_LISTED])
+        require(not differences, f"{location}: its files {two} differ in {listed}")
 
 
 def check_names(names: Sequence[str], location: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-FEW = 1 << 16  # up to this many pending values are not worth merging
-SAMPLE = 5_000  # rows, at least if there are as many
-BINS = 16  # of the numbers of a column
-OUTER = 0.01  # the share of numbers at each end that may be outliers
+MAX_PENDING = 1 << 16  # up to this many pending values are not worth merging
+SAMPLE_ROWS = 5_000  # rows, at least if there are as many
+MAX_BINS = 16  # of the numbers of a column
+OUTER_FRACTION = 0.01  # of the numbers at each end that may be outliers
 
 
 class Counts:
@@ -28,7 +28,7 @@ class Counts:
         part = column.rename("value").value_counts()
         self.parts.append(part)
         self.pending += len(part)
-        if self.pending > max(self.merged, FEW):
+        if self.pending > max(self.merged, MAX_PENDING):
             self.table()
 
     @property
@@ -55,7 +55,7 @@ class Moments:
     origin: float = 0.0
     distance: float = 0.0  # mean distance to ``origin``
     variance: float = 0.0
-    least: float = math.inf
+    smallest: float = math.inf
     largest: float = -math.inf
     gaps: bool = False
     bounds: tuple[float, float] | None = None  # that numbers were moved into
@@ -74,13 +74,13 @@ class Moments:
         if self.count:
             # The moments of two parts from those of each (Chan, Golub and LeVeque, 1979)
             both, between = self.count + count, distance - self.distance
-            share = count / both
-            self.variance += (variance - self.variance) * share + between * between * share * (1 - share)
-            self.distance += between * share
+            fraction = count / both
+            self.variance += (variance - self.variance) * fraction + between * between * fraction * (1 - fraction)
+            self.distance += between * fraction
         else:
             self.distance, self.variance = distance, variance
         self.count += count
-        self.least = min(self.least, float(values.min()))
+        self.smallest = min(self.smallest, float(values.min()))
         self.largest = max(self.largest, float(values.max()))
 
     @property
@@ -90,14 +90,14 @@ class Moments:
     @property
     def std(self) -> float:
         """The standard deviation, without Bessel's correction; exactly 0 for a constant."""
-        return math.sqrt(self.variance) if self.least < self.largest else 0.0
+        return math.sqrt(self.variance) if self.smallest < self.largest else 0.0
 
 
 class Sample:
     """Every n-th row of a table of ``rows``."""
 
     def __init__(self, rows: int) -> None:
-        self.step, self.seen = max(1, rows // SAMPLE), 0
+        self.step, self.seen = max(1, rows // SAMPLE_ROWS), 0
         self.parts: list[pl.DataFrame] = []
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -116,13 +116,14 @@ def bounds_of(values: pl.Series) -> tuple[float, float]:
     A column whose middle 98 % are equal has none.
     """
     filled: Any = values.drop_nulls()
-    low, high = (filled.quantile(share, "nearest") for share in (OUTER, 1 - OUTER))
+    low, high = (filled.quantile(fraction, "nearest") for fraction in (OUTER_FRACTION, 1 - OUTER_FRACTION))
     width = 0.0 if low is None or high is None else high - low
     return (low - width, high + width) if width > 0 else (-math.inf, math.inf)
 
 
 def edges_of(values: pl.Series) -> list[float]:
-    """Return increasing values that divide numbers into at most ``BINS`` bins with about as many rows each."""
+    """Return increasing values that divide numbers into at most ``MAX_BINS`` bins with about as many rows each."""
     numbers = values.filter(values.is_finite()).to_numpy()
-    edges: list[float] = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1))).tolist() if len(numbers) else []
+    quantiles = np.quantile(numbers, np.linspace(0, 1, MAX_BINS + 1)) if len(numbers) else numbers
+    edges: list[float] = np.unique(quantiles).tolist()
     return edges

@@ -84,5 +84,5 @@ def text_counts(counts: Sequence[Counts]) -> pl.DataFrame:
 
 def most_frequent(table: pl.DataFrame, min_count: int, max_size: int | None) -> list[str]:
     """Return the ``max_size`` most frequent categories of those that occur ``min_count`` times in ``table``, sorted."""
-    enough = table.filter(pl.col("count") >= min_count).sort(-pl.col("count").cast(pl.Int64), "value")
-    return sorted(enough["value"].head(len(enough) if max_size is None else max_size).to_list())
+    frequent = table.filter(pl.col("count") >= min_count).sort(-pl.col("count").cast(pl.Int64), "value")
+    return sorted(frequent["value"].head(len(frequent) if max_size is None else max_size).to_list())

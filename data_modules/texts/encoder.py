@@ -18,9 +18,9 @@ from ..files.identity import digest
 from ..files.reading import quote
 from .rows import RaggedRows, Texts
 
-FORMAT = 1  # of the cache; increase it when the content changes
-OTHERWISE = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
-CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids
+CACHE_VERSION = 1  # of the cache; increase it when the content changes
+TOKENIZER_HINT = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
+ROWS_PER_CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Encoder:
 
         The tokens are kept in the folder ``cache``, by the content of the texts, the tokenizer and ``max_length``.
         """
-        key = (FORMAT, texts.digest(), self.digest(), max_length)
+        key = (CACHE_VERSION, texts.digest(), self.digest(), max_length)
         content = cached(cache / "tokens" / "rows.pt", lambda: self.encode(texts, max_length), key)
         return self.ragged(content, {task: texts.labels}, texts.groups)
 
@@ -97,10 +97,10 @@ class Encoder:
             tokens, lengths, boundary, marks = [], [], [], []
             # Without the places of the characters, it is faster
             encode = self.tokenizer.encode_batch_fast if texts.marks is None else self.tokenizer.encode_batch
-            for start in range(0, len(texts), CHUNK):
-                rows: list[Any] = texts.first[start : start + CHUNK]
+            for start in range(0, len(texts), ROWS_PER_CHUNK):
+                rows: list[Any] = texts.first[start : start + ROWS_PER_CHUNK]
                 if texts.second is not None:
-                    rows = list(zip(rows, texts.second[start : start + CHUNK], strict=True))
+                    rows = list(zip(rows, texts.second[start : start + ROWS_PER_CHUNK], strict=True))
                 ids = []
                 for row, encoding in enumerate(encode(rows), start):
                     ids += encoding.ids
@@ -136,10 +136,11 @@ def pretrained(name: str) -> Encoder:
         except Exception as error:  # a missing or damaged file can raise almost any exception
             problem = quote(first_line(error), 150)
     if tokenizer is None:
-        raise InputError(f"data.tokenizer={name} cannot be read: {problem}. {OTHERWISE}")
+        raise InputError(f"data.tokenizer={name} cannot be read: {problem}. {TOKENIZER_HINT}")
     is_usable = bool(tokenizer.is_fast and tokenizer.pad_token and tokenizer.cls_token)
     require(
-        is_usable, f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {OTHERWISE}"
+        is_usable,
+        f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {TOKENIZER_HINT}",
     )
     return Encoder.of(tokenizer.backend_tokenizer, tokenizer.pad_token, tokenizer.cls_token, name)
 

@@ -55,11 +55,11 @@ def _tsv(task: str, source: Source, files: Sequence[Path], part: str) -> Iterato
     """Read GLUE's tables: tabs separate cells, and quotes mean nothing."""
     lines = read_lines(files[0], "utf-8-sig").rows()
     header = list(source.columns) or lines[0][1].split("\t")
-    places = [header.index(name) for name in (*source.texts, source.label)]
+    positions = [header.index(name) for name in (*source.texts, source.label)]
     for number, line in lines[not source.columns :]:
         cells = line.split("\t")
-        if len(cells) > max(places) or not source.skip_short:
-            *texts, label = (cells[place] for place in places)
+        if len(cells) > max(positions) or not source.skip_short:
+            *texts, label = (cells[position] for position in positions)
             yield number, Row(texts, label.strip())
 
 
@@ -108,7 +108,7 @@ def _lines_of_classes(task: str, source: Source, files: Sequence[Path], part: st
     """Read the files of Rotten Tomatoes, a text a line and a file for each class."""
     for file, label in zip(files, source.classes, strict=True):
         lines = read_lines(file).rows()
-        first, end = (int(share * len(lines) + 0.5) for share in BOUNDS[part])
+        first, end = (int(fraction * len(lines) + 0.5) for fraction in BOUNDS[part])
         yield from ((number, Row((line.strip(),), label)) for number, line in lines[first:end])
 
 

@@ -15,12 +15,12 @@ from .rows import Texts
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of the vocabulary; increase it when the result changes
+VERSION = 2  # of the vocabulary; increase it when the result changes
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PREFIX = "##"  # of the pieces that continue a word
 FILE = "tokenizer.json"
-LONGEST = 100  # letters of a word; a longer one is unknown, as in BERT
-CHUNK = 1_000  # texts whose characters are listed at a time
+MAX_WORD_LETTERS = 100  # letters of a word; a longer one is unknown, as in BERT
+TEXTS_PER_CHUNK = 1_000  # texts whose characters are listed at a time
 
 
 def trained(texts: Sequence[Texts], size: int, cache: Path) -> Encoder:
@@ -30,7 +30,7 @@ def trained(texts: Sequence[Texts], size: int, cache: Path) -> Encoder:
     """
     from tokenizers import Tokenizer
 
-    folder = keyed(cache / "vocabulary", (FORMAT, size, *(rows.digest() for rows in texts)))
+    folder = keyed(cache / "vocabulary", (VERSION, size, *(rows.digest() for rows in texts)))
     if not (folder / FILE).exists():
         with locked(cache / f".{folder.name}.lock", f"training the vocabulary {folder}"):
             if not (folder / FILE).exists():
@@ -43,7 +43,7 @@ def trained(texts: Sequence[Texts], size: int, cache: Path) -> Encoder:
 def train(texts: Sequence[Texts], size: int) -> list[str]:
     """Return the tokens of a vocabulary in the order of their ids: special ones, characters, then longer pieces.
 
-    Words of more than ``LONGEST`` letters are left out: the time that a word takes grows with its length squared.
+    Words of more than ``MAX_WORD_LETTERS`` are left out: the time that a word takes grows with its length squared.
     """
     from tokenizers import Regex, pre_tokenizers
     from tokenizers.trainers import WordPieceTrainer
@@ -53,7 +53,7 @@ def train(texts: Sequence[Texts], size: int) -> list[str]:
     forms = [PREFIX + character for character in sorted(_inner(texts))]
     trainer = WordPieceTrainer(vocab_size=size, min_frequency=2, show_progress=False, special_tokens=[*SPECIAL, *forms])
     model = tokenizer(list(SPECIAL))
-    short = pre_tokenizers.Split(Regex(rf"^.{{{LONGEST + 1},}}$"), "removed")
+    short = pre_tokenizers.Split(Regex(rf"^.{{{MAX_WORD_LETTERS + 1},}}$"), "removed")
     model.pre_tokenizer = pre_tokenizers.Sequence([model.pre_tokenizer, short])
     model.train_from_iterator(_lines(texts), trainer)
     ids = model.get_vocab(with_added_tokens=False)
@@ -69,7 +69,9 @@ def tokenizer(vocabulary: Sequence[str]) -> Any:
     from tokenizers.processors import BertProcessing
 
     ids = {token: index for index, token in enumerate(vocabulary)}
-    model = WordPiece(ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX, max_input_chars_per_word=LONGEST)
+    model = WordPiece(
+        ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX, max_input_chars_per_word=MAX_WORD_LETTERS
+    )
     bert = Tokenizer(model)
     bert.add_special_tokens(list(SPECIAL))
     bert.normalizer, bert.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
@@ -86,8 +88,8 @@ def _lines(texts: Sequence[Texts]) -> Iterator[str]:
 def _inner(texts: Sequence[Texts]) -> set[str]:
     """Return the characters that occur in the texts and can continue a word: letters and digits of most scripts."""
     model, characters, lines = tokenizer(SPECIAL), set[str](), list(_lines(texts))
-    for start in range(0, len(lines), CHUNK):
-        characters |= set(model.normalizer.normalize_str("\n".join(lines[start : start + CHUNK])))
+    for start in range(0, len(lines), TEXTS_PER_CHUNK):
+        characters |= set(model.normalizer.normalize_str("\n".join(lines[start : start + TEXTS_PER_CHUNK])))
     return {character for character in characters if len(model.pre_tokenizer.pre_tokenize_str(f"a{character}b")) == 1}
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.types import MISSING_CLASS
 
-from .encoder import CHUNK, Encoder
+from .encoder import ROWS_PER_CHUNK, Encoder
 
-FORMAT = 1  # of the tensors; increase it when the content changes
+CACHE_VERSION = 1  # of the tensors; increase it when the content changes
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,10 @@ def frame(encoder: Encoder) -> tuple[array[int], array[int], array[int]]:
 
 def encodings(encoder: Encoder, texts: Sequence[str]) -> Iterator[Any]:
     """Yield each text as tokens without special ones, and with the places of their characters."""
-    for start in range(0, len(texts), CHUNK):
+    for start in range(0, len(texts), ROWS_PER_CHUNK):
         try:
-            yield from encoder.tokenizer.encode_batch(list(texts[start : start + CHUNK]), add_special_tokens=False)
+            chunk = list(texts[start : start + ROWS_PER_CHUNK])
+            yield from encoder.tokenizer.encode_batch(chunk, add_special_tokens=False)
         except Exception as error:  # the tokenizer's errors have no common base class
             raise InputError(f"data.tokenizer={encoder.source} fails on these texts: {error}") from error
 

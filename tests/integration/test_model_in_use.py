@@ -162,7 +162,7 @@ class TestCommand:
     def test_file_of_predictions(
         self, suffix: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ) -> None:
-        monkeypatch.setattr(row_source, "ROWS", 50)
+        monkeypatch.setattr(row_source, "BLOCK_ROWS", 50)
         out = tmp_path / f"out{suffix}"
         words = [str(best(trained)), str(trained.parent / "rows.csv"), "-o", str(out), "--keep", "user,city"]
         use.predict([*words, "--experts", "--device", "cpu"])
@@ -196,7 +196,7 @@ class TestCommand:
         self, words: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing is left behind, and a file that is there stays as it was."""
-        monkeypatch.setattr(row_source, "ROWS", 50)
+        monkeypatch.setattr(row_source, "BLOCK_ROWS", 50)
         rows = table().with_columns(pl.col("age").cast(pl.String))
         rows = rows.with_columns(age=pl.when(pl.int_range(ROWS) == 300).then(pl.lit("old")).otherwise("age"))
         rows.write_csv(tmp_path / "rows.csv")
@@ -220,7 +220,7 @@ def test_lists_do_not_fit_into_csv(tmp_path: Path) -> None:
 def test_full_disk_is_one_message_and_keeps_the_previous_file(
     suffix: str, limit: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_source, "ROWS", 500)
+    monkeypatch.setattr(row_source, "BLOCK_ROWS", 500)
     rows = pl.concat([table()] * 8).with_columns(own=pl.int_range(8 * ROWS).hash().cast(pl.String))
     rows.write_csv(tmp_path / "rows.csv")
     out = tmp_path / f"out.{suffix}"

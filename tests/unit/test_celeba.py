@@ -51,7 +51,7 @@ def module(root: Path, **options: object) -> CelebADataModule:
 def test_each_image_is_in_its_split(
     root: Path, scale: int, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(celeba, "CHUNK", 3)  # images of several threads
+    monkeypatch.setattr(celeba, "IMAGES_PER_CHUNK", 3)  # images of several threads
     data = module(root, scale=scale)
     for name, rows in data.splits.items():
         images = rows.inputs["image"]

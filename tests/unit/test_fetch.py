@@ -224,7 +224,7 @@ def test_no_member_of_a_tar_leaves_the_folder(tmp_path: Path, name: str) -> None
 
 
 def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "HARMLESS", 1 << 20)
+    monkeypatch.setattr(reading, "HARMLESS_BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("zeros", bytes(1 << 21))
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:

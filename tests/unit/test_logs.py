@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from mtl.data_modules.census_income import COLUMNS, NUMBERS, CensusIncomeDataModule
+from mtl.data_modules.census_income import COLUMNS, NUMERIC_COLUMNS, CensusIncomeDataModule
 from mtl.data_modules.kuairand import FEEDBACK, KuaiRandDataModule
 
 from mtl.checks import InputError
@@ -26,7 +26,7 @@ def ready(kind: Any, root: Path, **options: Any) -> Any:
 def test_census_has_the_tasks_and_inputs_of_the_paper(tmp_path: Path) -> None:
     write_census(tmp_path / "census_income")
     data = ready(CensusIncomeDataModule, tmp_path)
-    assert (len(COLUMNS), len(NUMBERS)) == (42, 8)
+    assert (len(COLUMNS), len(NUMERIC_COLUMNS)) == (42, 8)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 60, "val": 15, "test": 15}
     assert data.splits["train"].targets["income"].tolist() == [float(row % 4 == 0) for row in range(60)]
     assert data.splits["train"].targets["never_married"].tolist() == [float(row % 3 > 0) for row in range(60)]
@@ -34,7 +34,7 @@ def test_census_has_the_tasks_and_inputs_of_the_paper(tmp_path: Path) -> None:
     assert read == {*COLUMNS} - {"income", "education", "marital stat", "instance weight", "year"}  # one year only
     assert data.spec.inputs["sex"] == Categorical(4)  # "?" is a category
     assert data.spec.inputs["numeric columns"] == Numeric(7)
-    person = dict.fromkeys(COLUMNS, "NA") | dict.fromkeys(NUMBERS, 7) | {"sex": "Yes"}
+    person = dict.fromkeys(COLUMNS, "NA") | dict.fromkeys(NUMERIC_COLUMNS, 7) | {"sex": "Yes"}
     assert data.row_encoder.encode(pl.DataFrame([person]), "rows")["sex"].tolist() == [3]
     whole = ready(CensusIncomeDataModule, tmp_path, ignore=["marital stat"])
     assert {"education", "instance weight"} <= set(whole.row_encoder.columns)

@@ -214,7 +214,7 @@ def test_broken_rows_within_the_limit_are_skipped(
     file = write(tmp_path / BOOKS, [*book_lines(), "x", '"5";"B01";"99"'])
     with pytest.raises(InputError, match=r"line 162: 'x' is damaged, like 2 of 162 lines. Expected"):
         ready(BooksDataModule, tmp_path)
-    monkeypatch.setattr(books, "BROKEN", 2 / 162)
+    monkeypatch.setattr(books, "MAX_MALFORMED_FRACTION", 2 / 162)
     assert len(triples(ready(BooksDataModule, tmp_path))) == 160
     assert f"{file}, line 162: 'x' is damaged, like 2 of 162 lines; they are skipped" in caplog.text
     assert "BX-Book-Ratings.csv has 162 records, the published file 1149780" in caplog.text
@@ -299,10 +299,10 @@ def test_excel_files(tmp_path: Path) -> None:
 
 def test_only_missing_parts_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three archives of made-up parts (4, 5 and 6 users, as text) are served."""
-    for number, name in enumerate(jester.PARTS):
+    for number, name in enumerate(jester.ARCHIVE_SHA256):
         lines = joke_lines(joke_ratings(4 + number, number))
         archive = zipped(tmp_path / "mirror" / f"jester_dataset_1_{number + 1}.zip", {f"{name}.xls": lines})
-        monkeypatch.setitem(jester.PARTS, name, hashlib.sha256(archive.read_bytes()).hexdigest())
+        monkeypatch.setitem(jester.ARCHIVE_SHA256, name, hashlib.sha256(archive.read_bytes()).hexdigest())
     monkeypatch.setattr(jester, "_read_excel", jester.read_lines)
     mine = joke_ratings(7, seed=9)
     write(tmp_path / "jester" / "jester-data-2.csv", joke_lines(mine))

@@ -38,7 +38,7 @@ def test_blocks_hold_the_rows_of_the_file(
 ) -> None:
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
-    monkeypatch.setattr(row_source, "ROWS", 2)
+    monkeypatch.setattr(row_source, "BLOCK_ROWS", 2)
     blocks = list(read_blocks(path, separator=",", null_values=["NA"]))
     rows = pl.read_csv(io.StringIO(text), infer_schema=False, null_values="NA").with_row_index(ROW, offset=1)
     assert_frame_equal(pl.concat([frame for frame, _ in blocks]), rows)
@@ -51,7 +51,7 @@ def test_blocks_of_parquet(in_memory: bool, tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "rows[1].parquet"
     rows = pl.DataFrame({"a": [1.0, float("nan"), None, 4.0, 5.0], "b": list("vwxyz")})
     rows.write_parquet(path)
-    monkeypatch.setattr(row_source, "ROWS", 2)
+    monkeypatch.setattr(row_source, "BLOCK_ROWS", 2)
     blocks = list(read_blocks(path, in_memory=in_memory))
     assert [len(frame) for frame, _ in blocks] == [2, 2, 1]
     expected = rows.fill_nan(None).with_row_index(ROW, offset=1)

@@ -103,7 +103,7 @@ def test_files_that_unpack_to_much_more_than_themselves_are_refused(
     draw = random.Random(0).random
     save(tmp_path / "much.csv.gz", gzip.compress("".join(f"{draw()},{draw()}\n" for _ in range(3000)).encode()))
     pl.DataFrame({"a": [0] * 4000, "y": [1] * 4000}).write_parquet(tmp_path / "much.parquet")
-    monkeypatch.setattr(reading, "HARMLESS", 1000)
+    monkeypatch.setattr(reading, "HARMLESS_BYTES", 1000)
     monkeypatch.setattr(reading, "MEMORY", 100_000)
     assert "much.csv.gz holds more than a table in memory may have" in refusal(tmp_path / "much.csv.gz")
     monkeypatch.setattr(row_source, "MEMORY", 100_000)

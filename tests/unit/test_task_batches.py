@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from mtl.data_modules.task_batches import (
-    POOL,
+    POOL_BATCHES,
     TaskEvaluationSampler,
     TaskOrder,
     TaskSampler,
@@ -148,7 +148,7 @@ def test_shuffled_takes_each_batch_of_each_task_once(lengths: Any, tasks_per_ste
 
 
 def test_batches_hold_rows_of_similar_lengths() -> None:
-    size, rows = 4, 4 * POOL * 2 + 3
+    size, rows = 4, 4 * POOL_BATCHES * 2 + 3
     lengths = torch.randint(1, 100, (rows,))
     plain = [index for _, index in TaskSampler({"a": rows}, size, 0, lambda: (0, 0), "shuffled")]
     sorted_ = [

@@ -23,7 +23,7 @@ from ..vocabulary import UNKNOWN, Vocabulary, most_frequent, text_counts
 
 logger = logging.getLogger(__name__)
 
-FEW = 10  # rows of which nothing is said
+MIN_ROWS_TO_WARN = 10  # rows of which nothing is said
 UNSEEN, FAR = "unknown or rare categories", "numbers far outside the training rows"
 
 
@@ -82,7 +82,7 @@ class Column(ABC):
         """Count unknown categories; warn, once for each input, if most are unknown, as if written in another way."""
         remarks, unknown, count = cells.remarks, int((ids == UNKNOWN).sum()), len(ids)
         remarks.unusual[UNSEEN, name] += unknown
-        if count >= FEW and 2 * unknown > count and name not in remarks.warned:
+        if count >= MIN_ROWS_TO_WARN and 2 * unknown > count and name not in remarks.warned:
             remarks.warned.add(name)
             message = "%s, column %r: %d of %d cells are unknown or rare categories"
             logger.warning(message, cells.where, name, unknown, count)
@@ -107,7 +107,7 @@ class Learner(ABC):
     needs_rows: ClassVar[bool] = True  # whether ``add`` must see all training rows
 
     def __init__(self, profile: Profile, options: TableOptions, sample: pl.Series) -> None:
-        self.name, self.form, self.missing = profile.name, profile.form, profile.missing
+        self.name, self.format, self.missing = profile.name, profile.format, profile.missing
         self.options = options
         self.counts = profile.counts or Counts()
         self.shared_counts: Sequence[Counts] = ()

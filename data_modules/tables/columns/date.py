@@ -19,7 +19,7 @@ from ..vocabulary import Vocabulary
 from .base import Column, Learner
 
 # The first and the last value, and the days after which those that occur have probably all occurred
-PARTS = {"month": (1, 12, 365), "day": (1, 31, 365), "weekday": (1, 7, 7), "hour": (0, 23, 7)}
+DATE_PARTS = {"month": (1, 12, 365), "day": (1, 31, 365), "weekday": (1, 7, 7), "hour": (0, 23, 7)}
 AGE = "age"
 SECONDS_PER_DAY = 86_400
 
@@ -51,10 +51,10 @@ class DateLearner(Learner):
         assert profile.newest is not None
         self.newest = profile.newest
         self.parts: dict[str, Counts] = {}
-        self.ages = Measures(parts_of(parse_dates(sample, self.form), self.newest)[-1])
+        self.ages = Measures(parts_of(parse_dates(sample, self.format), self.newest)[-1])
 
     def add(self, cells: Cells) -> None:
-        *parts, age = parts_of(cells.dates(self.form), self.newest)
+        *parts, age = parts_of(cells.dates(self.format), self.newest)
         for part in parts:
             self.parts.setdefault(part.name, Counts()).add(part)
         self.ages.add(age.fill_null(math.nan))
@@ -62,8 +62,8 @@ class DateLearner(Learner):
     def column(self, rows: int, blocks: Blocks) -> DateColumn:
         vocabularies, scales = dict[str, Vocabulary](), dict[str, Scale]()
         moments, bounds = self.ages.moments, self.ages.bounds
-        span = moments.largest - moments.least  # days
-        for (low, high, cycle), (part, counts) in zip(PARTS.values(), self.parts.items(), strict=True):
+        span = moments.largest - moments.smallest  # days
+        for (low, high, cycle), (part, counts) in zip(DATE_PARTS.values(), self.parts.items(), strict=True):
             values = counts.table()["value"]
             distinct = values.drop_nulls().len()
             if distinct > high - low or (distinct > 1 and span >= cycle):  # or hours from 8 to 18, say
@@ -75,7 +75,7 @@ class DateLearner(Learner):
         scales[f"{self.name} {AGE}"] = self.ages.scale(bounds if math.isfinite(bounds[0]) else None)
         return DateColumn(
             name=self.name,
-            format=self.form,
+            format=self.format,
             vocabularies=vocabularies,
             scales=scales,
             histogram=Histogram([moments.count, rows - moments.count], rows),
@@ -92,4 +92,4 @@ def parts_of(column: pl.Series, newest: datetime) -> list[pl.Series]:
 
 def part_names(column: str) -> list[str]:
     """Return the names of the parts of a column of dates, the age last."""
-    return [f"{column} {part}" for part in (*PARTS, AGE)]
+    return [f"{column} {part}" for part in (*DATE_PARTS, AGE)]

@@ -21,9 +21,9 @@ from ..vocabulary import Vocabulary
 from .base import Column, Learner
 
 PADDING, UNKNOWN = 0, 1  # the first ids
-GROUP = 3  # letters of a group
-WORDS = 1 << 16  # words and letter groups of a column that have an id, the most frequent ones,
-LONGEST = 256  # and that are read from a text, if the options say nothing else
+GROUP_LETTERS = 3  # letters of a group
+MAX_TEXT_VOCABULARY = 1 << 16  # words and letter groups of a column that have an id, the most frequent ones,
+MAX_TEXT_ELEMENTS = 256  # and that are read from a text, if the options say nothing else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ListLearner(Learner):
         self.kind: Literal["list", "text"] = "text" if profile.kind == "text" else "list"
         self.column_options, self.counts, self.longest = options.of(self.name), Counts(), 1
         self.min_count = options.vocabulary.min_count_of(self.kind)
-        self.max_size = self.max_size or (WORDS if self.kind == "text" else None)
+        self.max_size = self.max_size or (MAX_TEXT_VOCABULARY if self.kind == "text" else None)
 
     def add(self, cells: Cells) -> None:
         lists = lists_of(cells, self.kind, self.column_options.separator or "")
@@ -92,13 +92,13 @@ class ListLearner(Learner):
 
     def column(self, rows: int, blocks: Blocks) -> ListColumn:
         vocabulary, options = self.vocabulary(self.counts), self.column_options
-        most = options.max_length or (LONGEST if self.kind == "text" else self.longest)
+        max_length = options.max_length or (MAX_TEXT_ELEMENTS if self.kind == "text" else self.longest)
         return ListColumn(
             name=self.name,
             kind=self.kind,
             vocabularies={self.name: vocabulary},
             histogram=self.histogram(vocabulary, rows, self.missing),
-            length=min(self.longest, most),
+            length=min(self.longest, max_length),
             separator=options.separator or "",
             target=options.target,
         )
@@ -138,7 +138,7 @@ def words_and_groups(column: pl.Series) -> pl.Series:
     """
     words = as_text(column).str.to_lowercase().str.extract_all(r"\w+").list.eval("<" + pl.element() + ">")
     text = pl.lit(words).list.join("")
-    threes = [text.str.slice(start).str.extract_all("." * GROUP) for start in range(GROUP)]
+    threes = [text.str.slice(start).str.extract_all("." * GROUP_LETTERS) for start in range(GROUP_LETTERS)]
     within = pl.element().filter(pl.element().str.contains(r"^.\w+.$"))  # not across two words, as in d><
     groups = [three.list.eval(within) for three in threes]
     return pl.select(pl.concat_list(words, *groups).list.unique(maintain_order=True)).to_series()

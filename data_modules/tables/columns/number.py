@@ -41,11 +41,11 @@ class NumberLearner(Learner):
     def __init__(self, profile: Profile, options: TableOptions, sample: pl.Series) -> None:
         super().__init__(profile, options, sample)
         self.has_ids = profile.repeats
-        self.measures = Measures(parse(sample, self.form))
+        self.measures = Measures(parse(sample, self.format))
         self.bins: Any = 0  # counts
 
     def add(self, cells: Cells) -> None:
-        values = cells.numbers(self.form)
+        values = cells.numbers(self.format)
         self.measures.add(values)
         self.bins = self.bins + number_counts(values, self.measures.edges)
 
@@ -54,7 +54,7 @@ class NumberLearner(Learner):
         scale = self.measures.scale(self.measures.moments.bounds)
         return NumberColumn(
             name=self.name,
-            format=self.form,
+            format=self.format,
             vocabularies={self.name: self.vocabulary(self.counts)} if self.has_ids else {},
             scales={self.name: scale},
             histogram=Histogram(self.bins.tolist(), rows, mean=scale.mean),
@@ -65,8 +65,8 @@ class NumberLearner(Learner):
         moments = self.measures.moments
         if math.isfinite(moments.mean) and math.isfinite(moments.std):
             return
-        largest = max(abs(moments.least), abs(moments.largest))
-        large = describe_first(self.name, blocks, lambda column: parse(column, self.form).abs() == largest)
+        largest = max(abs(moments.smallest), abs(moments.largest))
+        large = describe_first(self.name, blocks, lambda column: parse(column, self.format).abs() == largest)
         raise InputError(
             f"{large} is so large that the mean or the standard deviation of the column overflows; {advice(self.name)}"
         )
