@@ -99,9 +99,10 @@ def compare_runs(
     for folder in (folder_a, folder_b):
         absent = f"{folder} has no {PREDICTIONS}: give a FILE with labels, or a folder that mtl evaluate has written"
         require((folder / PREDICTIONS).is_file(), absent)
-    (tasks_a, predictions_a, rows_a), (tasks_b, predictions_b, rows_b) = map(read_predictions, (folder_a, folder_b))
+    tasks_a, predictions_a, digest_a = read_predictions(folder_a)
+    tasks_b, predictions_b, digest_b = read_predictions(folder_b)
     differ = f"{folder_a} and {folder_b} were tested on different rows: their files, split options or data.seed differ"
-    require(rows_a == rows_b, f"{differ}; give a FILE with labels, on which neither was trained")
+    require(digest_a == digest_b, f"{differ}; give a FILE with labels, on which neither was trained")
     tasks = _shared_tasks([*tasks_a.values()], [*tasks_b.values()])
     for task, _, metric in tasks:
         is_ranking, needs_scores = metric_family(metric) in RANKING, (task.kind, metric) == ("multiclass", "auroc")
