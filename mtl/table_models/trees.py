@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtl.table_models.base import TableModel, Tensors, join_columns
+from mtl.table_models.base import Constant, TableModel, Tensors, join_columns
 from mtl.types import Categorical, Numeric, TaskSpec, labelled
 
 TREES = 100  # for each output, at most
@@ -19,7 +19,7 @@ OBJECTIVES = {"huber": "huber", "mae": "regression_l1", "poisson": "poisson", "q
 
 
 class LightGBM(TableModel):
-    """Trees for each task by itself, and for each of its quantiles."""
+    """Trees for each task by itself, and for each of its quantiles; a task without a label is predicted as constant."""
 
     reads = (Categorical, Numeric)
 
@@ -32,12 +32,14 @@ class LightGBM(TableModel):
         for task in self.tasks:
             mask = labelled(task, targets[task.name])
             weight = weights[task.name][mask].numpy() if weights else None
-            self._grow(task, ids[mask], numbers[mask], targets[task.name][mask], weight)
+            if mask.any():
+                self._grow(task, ids[mask], numbers[mask], targets[task.name][mask], weight)
         return self
 
     def predict(self, inputs: Tensors) -> dict[str, Tensor]:
         ids, numbers = join_columns(self.columns, inputs)
-        outputs, options = {}, {"raw_score": True, "num_threads": torch.get_num_threads()}
+        options = {"raw_score": True, "num_threads": torch.get_num_threads()}
+        outputs = Constant(self.tasks, {}).predict(inputs)
         for name, boosters in self.boosters.items():
             matrix = _matrix(ids, numbers, self.ids[name])
             values = [torch.from_numpy(np.asarray(booster.predict(matrix, **options))).float() for booster in boosters]

@@ -155,6 +155,16 @@ def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -
     assert float(task.in_units(found["number"]).max()) < 10
 
 
+@pytest.mark.parametrize("model", [Linear, LightGBM])
+def test_a_task_without_a_label_in_the_rows_is_predicted_as_constant(model: type[TableModel]) -> None:
+    spec, rows = table()
+    rows.targets["number"].fill_(torch.nan)
+    fitted = fit(model, spec, rows)
+    fitted.load_state_dict(fitted.state_dict())
+    [task] = [task for task in spec.tasks if task.name == "number"]
+    assert fitted.predict(rows.inputs)["number"].tolist() == pytest.approx([*task.constant] * ROWS)
+
+
 def test_trees_are_for_few_outputs_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [replace(NUMBER, name=str(number)) for number in range(33)]
     lists, columns = {"tags": Bag(4, 3)}, {"x": Numeric(1), "tags": Bag(4, 3)}
@@ -206,7 +216,7 @@ def test_lightgbm_writes_nothing_and_reads_ids_with_gaps(capfd: pytest.CaptureFi
     """Its threads warn of sparse ids whatever the verbosity; ids that its rows lack are predicted as any other."""
     draw, threads = np.random.default_rng(0), torch.get_num_threads()
     many, few = draw.integers(0, 3000, 2000), draw.choice([7, 250, 900], 2000)
-    spec = DataSpec({"many": Categorical(3000), "few": Categorical(1000)}, [TaskSpec("y", "binary")])
+    spec = DataSpec({"many": Categorical(3000), "few": Categorical(1000)}, [TaskSpec("y", "binary", constant=(0.0,))])
     label = (few == 250) ^ (draw.random(2000) < 0.1)
     rows = Batch({"many": torch.tensor(many), "few": torch.tensor(few)}, {"y": torch.tensor(label).float()})
     torch.set_num_threads(2)
