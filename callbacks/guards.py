@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from mtl.checks import InputError
 from mtl.distributed import gather, gather_full, world_size
 from mtl.files.records import flatten
+from mtl.overrides import LOCAL
 
-PLACES = ("overrides", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
+MAY_DIFFER = {*LOCAL, "overrides"}  # between processes
 EVERY = 50  # steps between checks of the gradients, and on GPUs of the loss
 
 
@@ -29,7 +30,8 @@ class ProcessAgreement(Callback):
             return
         config = {key: repr(value) for key, value in flatten(pl_module.config).items()}
         folder = config["paths.run_dir"].strip("'")  # may differ: only rank 0 writes files
-        config = {key: value.replace(folder, "<run>") for key, value in config.items() if not key.startswith(PLACES)}
+        compared = {key: value for key, value in config.items() if key.split(".")[0] not in MAY_DIFFER}
+        config = {key: value.replace(folder, "<run>") for key, value in compared.items()}
         first, *others = gather(config)
         advice = "Start all with the same command line; a sweep (-m) takes one device per job."
         for rank, theirs in enumerate(others, start=1):

@@ -16,6 +16,9 @@ from hydra.errors import HydraException
 from mtl.checks import require
 from mtl.files.literals import escape_interpolation
 
+# Options of one command line, such as where it writes and whom it trusts: no run takes them from another
+LOCAL = ("ckpt", "evaluate", "trust", "on_data_change", "paths", "hydra")
+
 
 def key_of(override: str) -> str:
     """Return the name of the option or config group that an override such as ``+gate.k=4`` sets."""

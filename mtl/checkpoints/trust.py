@@ -32,7 +32,7 @@ BUILT = {
     "optimizer": ("optimizer",),
     "weighting": ("weighting",),
 }
-OWN = ("callbacks", "logger", "trainer", "paths")  # sections of a checkpoint from which nothing is ever built
+UNBUILT = ("callbacks", "logger", "trainer")  # sections of a checkpoint from which nothing is ever built
 REQUIRED = ("data", "network", "optimizer")
 DEEPEST = 40  # levels of nesting; the deepest published configuration has 7
 
@@ -41,8 +41,8 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
     """Raise InputError unless ``config``, the configuration in the checkpoint at ``path``, is harmless.
 
     Every ``_target_`` must be a class that the installed ``conf/`` names in that section, or lie in a package of
-    ``trust``. The sections of ``OWN`` are not examined, since nothing is built from them. No value may hold an
-    interpolation: it could read the environment.
+    ``trust``. Paths and the sections of ``UNBUILT`` are not examined, since nothing is built from them. No value may
+    hold an interpolation: it could read the environment.
     """
     location = f"checkpoint {path}"
     require(isinstance(config, Mapping), f"{location}: its configuration is a {type(config).__name__}, not a dict")
@@ -53,7 +53,7 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
                 f"{location}: {'.'.join(map(str, key))} holds an interpolation, {str(value)[:60]!r}; configurations "
                 "are stored without them, so this one was not written by this program",
             )
-        if key[-1] == "_target_" and key[0] not in OWN:
+        if key[-1] == "_target_" and key[0] not in (*UNBUILT, "paths"):
             check_target(str(key[0]), value, trust, f"{location}: {'.'.join(map(str, key[:-1]))}")
     whole = all(isinstance(config.get(name), Mapping) and "_target_" in config[name] for name in REQUIRED)
     require(

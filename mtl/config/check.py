@@ -97,7 +97,7 @@ class _Check:
             elif name != "hydra" and name not in read:
                 near = suggestion(name, [*TOP, *OBJECTS, *SEVERAL, "recipe"])
                 yield f"{name}: there is no such section or option{near or ', and nothing refers to it'}"
-        for name in ("data", "network", "optimizer", "trainer", "callbacks"):
+        for name in (*(name for name, optional in OBJECTS.items() if not optional), "callbacks"):
             if name not in self.values:
                 yield f"{name}: this section is missing; choose one with {name}=NAME"
         yield from _too_many_processes(self.values.get("trainer"))

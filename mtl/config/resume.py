@@ -19,12 +19,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checkpoints.files import Checkpoint
-from mtl.checkpoints.trust import BUILT, is_installed
+from mtl.checkpoints.trust import BUILT, UNBUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.config.patterns import with_columns
 from mtl.files.records import flatten
 from mtl.options import EnsembleSize, valid
-from mtl.overrides import key_of, value_of
+from mtl.overrides import LOCAL, key_of, value_of
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
@@ -44,9 +44,7 @@ FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
 TEST_FILES = re.compile(FILES.pattern + r"|data\.(split\.(by|column|gap)|csv\.separator|slices)")  # how they are read
 SPLIT = {"data.split.by", "data.split.column", "data.split.gap"}
 
-LOCAL = ("ckpt", "evaluate", "trust", "on_data_change", "paths", "hydra")  # options of one command, not of its run
-OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:
-NAMES = (
+NAMES = (  # keys of sections in UNBUILT whose texts name no files and no servers
     *("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor"),
     *("precision", "shape", "target"),
 )
@@ -75,7 +73,7 @@ def is_portable(override: str) -> bool:
     if section in LOCAL or _is_data_location(key) or any(part.startswith("_") for part in key.split(".")):
         return False
     if option or key in TEXTS:
-        return _is_value(value, option.rpartition(".")[2], section in OBJECTS)
+        return _is_value(value, option.rpartition(".")[2], section in UNBUILT)
     names = value if isinstance(value, list) else [value]
     return all(not isinstance(name, str) or re.fullmatch(r"[\w-]+(/[\w-]+)*", name) for name in names)
 

@@ -18,13 +18,13 @@ from pydantic import BaseModel, ValidationError
 from mtl.checks import InputError, require
 from mtl.files.records import COMMAND, CONFIG, LOG, RESULTS, checked_file, read_json
 from mtl.options import fits
+from mtl.overrides import LOCAL
 from mtl.report.statistics import DELTA, SEEDS, Value, pairing_keys, with_delta
 from mtl.training.measurements import LEAD, NETWORK, Key, Measurements, is_routing
 from mtl.training.metrics import higher_is_better
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
-_OWN = ("run_name", "ckpt", "evaluate", "trust")
 ALL = "all runs"  # if nothing distinguishes them
 Options = dict[str, str]  # of a run, by name
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
@@ -260,7 +260,7 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
 
 def _is_own(name: str) -> bool:
     """Return whether the runs of one setting differ in this option, as in their seeds and folders."""
-    return "seed" in name.split(".")[-1] or name.startswith(("paths.", "hydra.")) or name in _OWN
+    return "seed" in name.split(".")[-1] or name.split(".")[0] in (*LOCAL, "run_name")
 
 
 def _training_overrides(path: Path) -> list[str]:
