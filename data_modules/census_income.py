@@ -76,7 +76,7 @@ class CensusIncomeDataModule(TableDataModule):
     def prepare_data(self) -> None:
         archive = self.folder / "census+income+kdd.zip"
         for file in self.files.values():
-            fetch_archive(file, archive, f"{self.base_url}/{archive.name}", None, self.download, self.unverified)
+            fetch_archive(file, archive, self.base_url, None, self.download, self.unverified)
 
     def source_files(self) -> dict[str, Path]:
         return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}

@@ -91,7 +91,7 @@ class InteractionsDataModule(TensorDataModule):
 
     def fetch_archive(self, file: Path, archive: Path, known_hash: str | None, unverified: bool = False) -> None:
         """Fetch ``archive`` and unpack it into its own folder, unless ``file`` exists. Raises InputError."""
-        fetch_archive(file, archive, f"{self.base_url}/{archive.name}", known_hash, self.download, unverified)
+        fetch_archive(file, archive, self.base_url, known_hash, self.download, unverified)
 
     def parse(self) -> dict[str, Tensor]:
         """Return the content of the files; by default it is also the result of ``records()``."""

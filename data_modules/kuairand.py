@@ -67,5 +67,4 @@ class KuaiRandDataModule(TableDataModule):
 
     def prepare_data(self) -> None:
         for file in self.logs:
-            url = f"{self.base_url}/{self.archive.name}"
-            fetch_archive(file, self.archive, url, f"md5:{self.md5}", self.download)
+            fetch_archive(file, self.archive, self.base_url, f"md5:{self.md5}", self.download)

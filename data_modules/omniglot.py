@@ -64,8 +64,8 @@ class OmniglotDataModule(TasksDataModule):
         for part in sorted(ALPHABET_SETS, key=lambda part: not (self.folder / f"{part}.zip").exists()):
             archive, alphabets = self.folder / f"{part}.zip", find_alphabets(self.folder)
             if not alphabets.keys() >= {*self.names} and (self.download or archive.exists() or not alphabets):
-                url = f"{(self.base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
-                fetch_archive(self.folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", self.download)
+                site, md5 = self.base_url or Omniglot.download_url_prefix, f"md5:{Omniglot.zips_md5[part]}"
+                fetch_archive(self.folder / part, archive, site, md5, self.download)
         for name in self.names:
             self._read(name)
 

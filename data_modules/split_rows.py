@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.types import ROW
 
 from .splits import SPLITS, require_rows
-from .tables.cells import Cells, as_text, parse
+from .tables.cells import FILE, Cells, as_text, parse
 from .tables.columns.date import SECONDS_PER_DAY
 from .tables.inference import format_of
 from .tables.options import TableOptions
@@ -54,6 +55,14 @@ class SplitRows:
         for number, block in enumerate(self.blocks):
             if self.counts[number]:
                 yield self.read(number, columns), block.file
+
+    def row_info(self, slices: Sequence[str]) -> pl.DataFrame:
+        """Return the number of each row, that in its file, the file if there are several, and its ``slices``."""
+        parts, cells = list[pl.DataFrame](), [pl.col(column).alias(f"slice_{column}") for column in slices]
+        for frame, _ in self.frames(slices or self.source.columns[:1]):  # without a column there are no rows
+            files = [pl.col(FILE).cast(pl.String).alias("file")] if FILE in frame.columns else []
+            parts.append(frame.select(pl.col(ROW).cast(pl.Int64).alias("file_row"), *files, *cells))
+        return pl.concat(parts, how="vertical_relaxed").with_row_index("row_id").cast({"row_id": pl.Int64})
 
 
 def assign_rows(source: RowSource, parts: Mapping[str, Tensor], rows: int | None, reason: str) -> dict[str, SplitRows]:

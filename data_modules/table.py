@@ -16,7 +16,7 @@ from torch import Tensor
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.nn.seeds import make_generator
 from mtl.options import FilePath, LargeCount, Name, Names, validated
-from mtl.types import RANKING, ROW, Batch, DataSpec, TaskSpec, labelled, metric_family
+from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
@@ -24,7 +24,7 @@ from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, 
 from .splits import by_split, files_to_read, group_split, random_split, time_split
 from .state import reading_state, spec_of
 from .stream import WINDOW_BLOCKS, StreamedRows, concat_batches
-from .tables.cells import FILE, Cells, as_text
+from .tables.cells import Cells, as_text
 from .tables.chain_labels import fill_chains, find_filled_tasks
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
@@ -33,7 +33,7 @@ from .tables.growing import check_kept, extend_encoder, learn_tasks
 from .tables.labels import MAX_WEIGHT, RARE_CLASS_FRACTION, TargetOptions, mask_by_conditions
 from .tables.learning import learn
 from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
-from .tables.row_source import PARQUET, RowSource
+from .tables.row_source import RowSource, check_parquet
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class TableDataModule(TensorDataModule):
         if self.example is not None:
             write_example(self.example)
         for option, path in self.source_files().items():
-            files_of(path, option) if self.window_rows is None else parquet_files(path, option)
+            files_of(path, option) if self.window_rows is None else check_parquet(path, option)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch | StreamedRows]]:
         """Return the DataSpec and the wanted splits; only training rows, or a checkpoint's state, teach the encoder."""
@@ -197,7 +197,7 @@ class TableDataModule(TensorDataModule):
             self.row_encoder.remarks.invalid.clear()  # encoding the rows of all splits counts them again
         splits = {name: self._served(rows[name], spec.tasks, name != "train") for name in self.wanted}
         streamed, evaluated = self.window_rows is not None, [name for name in self.wanted if name != "train"]
-        self._row_info = {n: rows[n] if streamed else read_row_info(rows[n], self.slices) for n in evaluated}
+        self._row_info = {n: rows[n] if streamed else rows[n].row_info(self.slices) for n in evaluated}
         self.row_encoder.remarks.report_invalid()
         self.warn_of_trained_file()
         sources = {name: rows[name].source.location for name in splits}
@@ -248,7 +248,7 @@ class TableDataModule(TensorDataModule):
 
     def row_info(self, split: str) -> pl.DataFrame:
         rows = self._row_info[split]
-        return read_row_info(rows, self.slices) if isinstance(rows, SplitRows) else rows
+        return rows.row_info(self.slices) if isinstance(rows, SplitRows) else rows
 
     def _row_sources(self, split: str) -> Any:
         digests, name = super()._row_sources(split), split if split in self.paths else "train"
@@ -430,15 +430,6 @@ class TableDataModule(TensorDataModule):
         return {task.name: task.weight_column or self.weight_column for task in self.labels}
 
 
-def read_row_info(rows: SplitRows, slices: Sequence[str]) -> pl.DataFrame:
-    """Return the number of each row of a split, that in its file, the file if there are several, and its ``slices``."""
-    parts, cells = list[pl.DataFrame](), [pl.col(column).alias(f"slice_{column}") for column in slices]
-    for frame, _ in rows.frames(slices or rows.source.columns[:1]):  # without a column there are no rows
-        files = [pl.col(FILE).cast(pl.String).alias("file")] if FILE in frame.columns else []
-        parts.append(frame.select(pl.col(ROW).cast(pl.Int64).alias("file_row"), *files, *cells))
-    return pl.concat(parts, how="vertical_relaxed").with_row_index("row_id").cast({"row_id": pl.Int64})
-
-
 def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str = "") -> Tensor:
     """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
     cells = Cells(frame, name, where)
@@ -448,12 +439,3 @@ def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str 
     if len(invalid):
         raise InputError(f"{cells.describe(invalid[0])} is not a weight, a number from 0 to {MAX_WEIGHT:g}")
     return torch.from_numpy(column.to_numpy(writable=True))
-
-
-def parquet_files(path: Path, option: str) -> None:
-    """Raise InputError if ``path`` stands for files of another format, see ``files_of``."""
-    for file in files_of(path, option):
-        text = file.name.endswith((".csv", ".csv.gz", ".tsv"))
-        name = file.name.split(".")[0] + PARQUET
-        hint = f"; convert it with polars.scan_csv({file.name!r}).sink_parquet({name!r})" if text else ""
-        require(file.suffix == PARQUET, f"{file}: data.window_rows reads {PARQUET} files{hint}")

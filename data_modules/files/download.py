@@ -25,19 +25,15 @@ RETRIES = 2
 
 
 def fetch_archive(
-    file: Path,
-    archive: Path,
-    url: str,
-    known_hash: str | None,
-    download: bool,
-    unverified: bool = False,
+    file: Path, archive: Path, site: str, known_hash: str | None, download: bool, unverified: bool = False
 ) -> None:
-    """Fetch ``archive`` from ``url`` and unpack it into its own folder, unless ``file`` of its content exists.
+    """Fetch ``archive`` from ``site`` and unpack it into its own folder, unless ``file`` of its content exists.
 
     Without a ``known_hash``, only if ``unverified``. Raises InputError.
     """
     if file.exists():
         return
+    url = f"{site.rstrip('/')}/{archive.name}"
     require(
         known_hash is not None or unverified or not download or archive.exists(),
         f"{file} is missing. It has no published checksum, so that a download cannot be verified: get {url} in a way "

@@ -23,8 +23,8 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
     """Put the four files of ``source`` into ``folder``/raw; do nothing if they are there. Raises InputError."""
     dataset, raw = SOURCES[source], folder / "raw"
     for name, md5 in dataset.resources:
-        url = f"{(base_url or dataset.mirrors[0]).rstrip('/')}/{name}"
-        fetch_archive(raw / name.removesuffix(".gz"), raw / name, url, f"md5:{md5}", download)
+        site = base_url or dataset.mirrors[0]
+        fetch_archive(raw / name.removesuffix(".gz"), raw / name, site, f"md5:{md5}", download)
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:

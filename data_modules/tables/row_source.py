@@ -191,6 +191,15 @@ def read_blocks(path: Path, option: str = "", **reading: Any) -> Iterator[tuple[
         yield source.read(block, source.columns).drop(FILE, strict=False), (block.first + block.count) / source.count
 
 
+def check_parquet(path: Path, option: str) -> None:
+    """Raise InputError if ``path`` stands for files of another format than Parquet, see ``files_of``."""
+    for file in files_of(path, option):
+        text = file.name.endswith((".csv", ".csv.gz", ".tsv"))
+        name = file.name.split(".")[0] + PARQUET
+        hint = f"; convert it with polars.scan_csv({file.name!r}).sink_parquet({name!r})" if text else ""
+        require(file.suffix == PARQUET, f"{file}: data.window_rows reads {PARQUET} files{hint}")
+
+
 def read_text(path: Path, separator: str | None, null_values: Sequence[str]) -> pl.DataFrame:
     """Return the rows of a text file, each cell a text or null. Raises InputError; see ``RowSource.open``.
 
