@@ -16,7 +16,7 @@ from mtl.distributed import gather
 from mtl.options import validated
 from mtl.table_models import MAX_OUTPUTS, MAX_ROWS, MODELS, ModelChoice, choose_model
 from mtl.table_models.base import Constant, TableModel
-from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
+from mtl.training.bootstrap import MAX_RESAMPLE_ROWS, MIN_ROWS, RESAMPLES, standard_error
 from mtl.training.evaluation import Evaluation
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import LEAD, Key, Measurement, Measurements
@@ -90,7 +90,7 @@ def leads(network: Evaluation, model: Evaluation, of_model: str) -> Measurements
     for name, task in model.tasks.items() if len(model.tasks) <= MAX_OUTPUTS else ():
         metric = network.metrics_of[name][0]
         rows = [by_task[name] for by_task in gathered if name in by_task and metric in model.metrics_of[name]]
-        if len(rows) < 2 or len(rows[0]) < LEAST:
+        if len(rows) < 2 or len(rows[0]) < MIN_ROWS:
             continue
         # Sorted, so that the draws do not depend on the order of the rows
         columns = [value for part in rows for value in (part.likelihood, part.prediction, part.label) if value.dim()]
@@ -101,7 +101,7 @@ def leads(network: Evaluation, model: Evaluation, of_model: str) -> Measurements
             return of_network - of_other
 
         ordered = [part.at(order) for part in rows]
-        sem, _ = standard_error(lead, ordered, metric, DRAWS, DRAWN)
+        sem, _ = standard_error(lead, ordered, metric, RESAMPLES, MAX_RESAMPLE_ROWS)
         if sem is not None:
             measurements[Key("test", name, metric, LEAD + of_model)] = Measurement(lead(ordered), sem)
     return measurements

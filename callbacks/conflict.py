@@ -21,7 +21,7 @@ from mtl.types import Batch
 
 from .length import did_step
 
-MOST = 8  # validation batches of a task that are measured on in turn
+MAX_BATCHES_PER_TASK = 8  # validation batches of a task that are measured on in turn
 
 
 class Conflict(Callback):
@@ -83,7 +83,7 @@ class Conflict(Callback):
 
 
 def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
-    """Return validation batches of this process by the tasks that they have labels of, at most ``MOST`` for each.
+    """Return at most ``MAX_BATCHES_PER_TASK`` validation batches of this process by the tasks that they have labels of.
 
     All processes get as many batches of the same tasks, in the same order: their forward passes communicate. A process
     that has no such batch, or no rows of it, gets one of 0 rows. Batches of fewer than two rows in all are left out.
@@ -93,7 +93,7 @@ def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
     loader: Any = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
     for batch in loader:
         batches = local_batches.setdefault(tuple(batch.targets), [])
-        if len(batches) < MOST:
+        if len(batches) < MAX_BATCHES_PER_TASK:
             batches.append(batch)
     nothing = torch.arange(0)
     everyone = gather(

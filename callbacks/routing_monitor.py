@@ -37,7 +37,7 @@ from .length import did_step
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")
 LOGGED_OF_LAYERS = ("active_connections", "distinct_patterns", "pattern_jaccard")
 
-PASSES = 3  # a step costs about as much as three forward passes: the backward pass has two products for each one
+PASSES_PER_STEP = 3  # forward passes that cost as much as a step: the backward pass has two products for each one
 
 
 class RoutingMonitor(Callback):
@@ -231,8 +231,8 @@ class RoutingMonitor(Callback):
                 history = report.histories.get(name, History())
                 trained -= (history.unused * flops + 2 * history.unmixed * width) / max(1, history.batches)
         looked = self._trained and any(history.batches for history in report.histories.values())
-        training = {"flops_dense": PASSES * dense, "flops_selected": PASSES * trained} if looked else {}
-        return {"flops_dense": dense, "flops_selected": selected, "multiply_adds": published / 2}, training
+        step = {"flops_dense": PASSES_PER_STEP * dense, "flops_selected": PASSES_PER_STEP * trained} if looked else {}
+        return {"flops_dense": dense, "flops_selected": selected, "multiply_adds": published / 2}, step
 
 
 def _measured(split: str, values: Mapping[str, float]) -> Measurements:

@@ -17,7 +17,7 @@ from mtl.files.literals import escape_mathtext
 from mtl.files.records import LONGEST, checked_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
-MOST = 16  # pairs of tasks, or layers, with a line of their own
+MAX_LINES = 16  # pairs of tasks, or layers, with a line of their own
 EARLY = 0.3  # of the steps; chosen among parts of a tenth to the whole, see benchmarks/accuracy/sharing.md
 
 
@@ -93,10 +93,10 @@ def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
     from mtl.analysis.figures import look
 
     groups = list(points.group_by("name", maintain_order=True))
-    for index, ((name,), line) in enumerate(groups[:MOST]):
+    for index, ((name,), line) in enumerate(groups[:MAX_LINES]):
         style = {"marker": ".", "markersize": 3 if len(line) > 1 else 9, "linewidth": 1, **look(index)}
         axes.plot(line["step"], line["value"], label=escape_mathtext(str(name)), **style)
-    more = f", first {MOST} of {len(groups)}" if len(groups) > MOST else ""
+    more = f", first {MAX_LINES} of {len(groups)}" if len(groups) > MAX_LINES else ""
     axes.set(title=f"{title}{more}", xlabel="training step")
     axes.grid(alpha=0.25)
     if groups:

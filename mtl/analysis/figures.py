@@ -16,9 +16,9 @@ from torch import Tensor
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 LINES = ["-", "--", "-.", ":"]
-_SMALL = 0.005  # smaller weights are left out: they would be written as .00
-_MOST_TASKS = 16  # further tasks get no panel
-_MOST_TICKS = 32  # ticks that each name an expert
+_MIN_DRAWN_WEIGHT = 0.005  # smaller weights are left out: they would be written as .00
+_MAX_TASKS = 16  # further tasks get no panel
+_MAX_TICKS = 32  # ticks that each name an expert
 
 
 def look(index: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     axes.set(title="Which experts each task uses", xlabel="expert")
     axes.set_yticks(range(num_tasks), list(tasks))
     if values.size <= 256:
-        for row, column in zip(*np.nonzero(values >= _SMALL), strict=True):
+        for row, column in zip(*np.nonzero(values >= _MIN_DRAWN_WEIGHT), strict=True):
             value = float(values[row, column])
             ink = "black" if image.norm(value) < 0.6 else "white"
             text = f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
@@ -47,7 +47,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
 
 def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str]) -> Figure:
     """Draw the permutation matrices ``[P, E, E]``: the soft ones, and the hard ones that evaluation uses."""
-    num_panels, size = min(len(hard), _MOST_TASKS), 1.2 + 0.14 * hard.shape[-1]
+    num_panels, size = min(len(hard), _MAX_TASKS), 1.2 + 0.14 * hard.shape[-1]
     figure, grid = _panels(num_panels, 2, (size, size), share=True)
     for row, panels in enumerate(grid):
         titles = ("soft (Sinkhorn)", "hardened" if is_hard else "used in evaluation")
@@ -84,7 +84,7 @@ def curves(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_si
     Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, all
     others (such as those that no task uses in the end) are grey. See figures C.3 to C.5 of DSelect-k's supplement.
     """
-    num_panels = min(shares.shape[1], _MOST_TASKS)
+    num_panels = min(shares.shape[1], _MAX_TASKS)
     columns = min(num_panels, 4)
     size = (2.6, 1.6) if columns > 1 else (4.5, 2.4)
     figure, grid = _panels(math.ceil(num_panels / columns), columns, size, share=True)
@@ -93,9 +93,8 @@ def curves(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_si
     values = shares[:, :num_panels].double().numpy()
     batches = [np.flatnonzero(~np.isnan(values[:, task, 0])) for task in range(num_panels)]  # that have the task
     final = np.sum([values[index[-1], task] for task, index in enumerate(batches) if len(index)], 0)
-    heaviest = [
-        expert for expert in np.argsort(-final, kind="stable")[: len(COLOURS)].tolist() if final[expert] >= _SMALL
-    ]
+    ranking = np.argsort(-final, kind="stable").tolist()
+    heaviest = [expert for expert in ranking[: len(COLOURS)] if final[expert] >= _MIN_DRAWN_WEIGHT]
     others = [expert for expert in range(values.shape[2]) if expert not in heaviest]
     looks = [look(rank) for rank in range(len(heaviest))]
     for task, axes in enumerate(grid.flat[:num_panels]):
@@ -117,7 +116,7 @@ def curves(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_si
 
 def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
     """Draw connection probabilities over training, ``[N, T, C]`` for each layer, in one panel per task and layer."""
-    num_panels = min(len(tasks), _MOST_TASKS)
+    num_panels = min(len(tasks), _MAX_TASKS)
     figure, grid = _panels(num_panels, len(history), (2.6, 1.1), share=True)
     for (task, layer), axes in np.ndenumerate(grid):
         values = history[layer][:, task].double().numpy()
@@ -138,11 +137,11 @@ def _panels(
 
 
 def _matrix(axes: Axes, values: Any) -> Any:
-    """Draw ``values [rows, columns]`` and number the columns, at most ``_MOST_TICKS`` of them; return the image.
+    """Draw ``values [rows, columns]`` and number the columns, at most ``_MAX_TICKS`` of them; return the image.
 
     All pictures have the same scale, by the square root, where a weight of 0.05 can still be seen.
     """
-    axes.set_xticks(range(0, values.shape[1], -(-values.shape[1] // _MOST_TICKS)))
+    axes.set_xticks(range(0, values.shape[1], -(-values.shape[1] // _MAX_TICKS)))
     axes.tick_params(labelsize=8)
     # 0 is white, which becomes the page where a dark page inverts its pictures
     return axes.imshow(values, cmap="Blues", norm=PowerNorm(0.5, 0, max(1, values.max())), aspect="auto")

@@ -16,10 +16,10 @@ from mtl.nn.functional import entropy, float64_if_supported
 from mtl.types import Routing
 
 # The largest number of training batches that are kept; beyond it, every second one is dropped
-MOST_SHARES = 1000
-MOST_PROBABILITIES = 200
-SMALLEST = 1e-5  # weights from here on count as experts of a sample, as in the code of COMET's authors
-NEARLY_ALL = 0.99  # of the selectors: in a large batch one soft example does not count
+MAX_SHARES = 1000
+MAX_PROBABILITIES = 200
+MIN_USED_WEIGHT = 1e-5  # weights from here on count as experts of a sample, as in the code of COMET's authors
+MIN_ONE_HOT_FRACTION = 0.99  # of the selectors: in a large batch one soft example does not count
 
 
 @dataclass
@@ -30,7 +30,7 @@ class RoutingStats:
     static: bool = True  # whether no routing depended on the example
     rows: int = 0  # the number of samples
     seen: Any = 0.0  # [T] number of samples that had the task
-    active: Any = 0.0  # [T] number of weights of at least SMALLEST
+    active: Any = 0.0  # [T] number of weights of at least MIN_USED_WEIGHT
     mixed: Any = 0.0  # [T] number of nonzero weights
     idle: float = 0.0  # samples for which a task uses no expert, mean over tasks
     share: Any = 0.0  # [T, E] weights
@@ -58,7 +58,7 @@ class RoutingStats:
         self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
         self.mixed = self.mixed + self._spread(float64_if_supported(active.sum((0, 2))) * times, routing.tasks)
         self.active = self.active + self._spread(
-            float64_if_supported((weights >= SMALLEST).sum((0, 2))) * times, routing.tasks
+            float64_if_supported((weights >= MIN_USED_WEIGHT).sum((0, 2))) * times, routing.tasks
         )
         self.active_fraction += active_fraction * rows
         self.idle += float(float64_if_supported(~active.any(-1)).mean(-1).sum()) * times
@@ -151,7 +151,7 @@ class History:
         binary, unused, unmixed = (all_reduce_sum(torch.stack(figures).mean(0)) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
         if not math.isnan(binary):
-            self.binary_since = (self.binary_since or step) if binary >= NEARLY_ALL else 0
+            self.binary_since = (self.binary_since or step) if binary >= MIN_ONE_HOT_FRACTION else 0
         shares = []  # [T, E] each, NaN for tasks that the batch lacks
         for routing, weight in zip(routings, weights, strict=True):
             share = weight.mean(0).float()
@@ -164,8 +164,8 @@ class History:
         if shares[0].numel() <= limit:
             mean = (all_reduce_sum(torch.stack(shares).nanmean(0)) / world_size()).cpu()
         self.shares.append(mean)
-        if len(self.steps) > MOST_SHARES:
-            kept = _evenly(self.steps, MOST_SHARES // 2)
+        if len(self.steps) > MAX_SHARES:
+            kept = _evenly(self.steps, MAX_SHARES // 2)
             self.steps, self.shares = [self.steps[i] for i in kept], [self.shares[i] for i in kept]
 
     def shares_by_step(self) -> tuple[list[int], Tensor]:
@@ -189,8 +189,8 @@ class Probabilities:
         self.steps.append(step)
         for name, gate in gates.items():
             self.values.setdefault(name, []).append(gate.probabilities().detach().cpu().clone())
-        if len(self.steps) > MOST_PROBABILITIES:
-            kept = _evenly(self.steps, MOST_PROBABILITIES // 2)
+        if len(self.steps) > MAX_PROBABILITIES:
+            kept = _evenly(self.steps, MAX_PROBABILITIES // 2)
             self.steps = [self.steps[i] for i in kept]
             self.values = {name: [records[i] for i in kept] for name, records in self.values.items()}
 

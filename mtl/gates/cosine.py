@@ -20,7 +20,7 @@ from mtl.options import Count, NonNegative, Positive, validated
 from mtl.types import Routing
 
 EPS = 1e-4  # shorter vectors are not scaled to length 1, so that the gradient stays finite at 0
-LARGEST_SCALE = 100.0  # of the logits: 1 / temperature
+MAX_SCALE = 100.0  # of the logits: 1 / temperature
 
 
 class CosineGate(Gate):
@@ -76,4 +76,4 @@ class CosineGate(Gate):
         )
         projected = F.normalize(affine(x, weight, weight.new_zeros(weight.shape[:-1])), dim=-1, eps=EPS)  # [B, T, dim]
         cosine = torch.einsum("btd,ted->bte", projected, F.normalize(embedding, dim=-1, eps=EPS))
-        return cosine * log_scale.clamp(max=math.log(LARGEST_SCALE)).exp()[:, None]
+        return cosine * log_scale.clamp(max=math.log(MAX_SCALE)).exp()[:, None]

@@ -16,7 +16,7 @@ from mtl.gates.base import WEIGHT_RANGE, check_k
 from mtl.options import Count, Positive, validated
 from mtl.types import Routing
 
-SMALLEST, LARGEST = 1e-30, 1e30  # a coefficient of 0 could not grow again, and an infinite one not shrink
+MIN_L1, MAX_L1 = 1e-30, 1e30  # a coefficient of 0 could not grow again, and an infinite one not shrink
 
 
 class ReMoEGate(AdaptiveGate):
@@ -79,4 +79,4 @@ class ReMoEGate(AdaptiveGate):
         return self.l1
 
     def adapt(self, measured: Tensor) -> None:
-        self.l1.mul_(self.l1_factor ** measured.sign().to(self.l1.dtype)).clamp_(SMALLEST, LARGEST)
+        self.l1.mul_(self.l1_factor ** measured.sign().to(self.l1.dtype)).clamp_(MIN_L1, MAX_L1)

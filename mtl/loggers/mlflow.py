@@ -19,7 +19,7 @@ from mtl.files.records import checked_file, flatten
 from mtl.files.writing import write_text
 from mtl.loggers.base import RunLogger
 
-LONGEST = 250  # characters of an option that Lightning writes
+MAX_PARAM_CHARS = 250  # characters of an option that Lightning writes
 MODEL = "model"  # folder of the network among the artifacts of the run
 
 
@@ -73,7 +73,7 @@ class MLflowLog(RunLogger, MLFlowLogger):
     @rank_zero_only
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]  # Lightning's takes a Namespace too
         """Write the options of the run; those that a resumed run changes stay, since MLflow refuses to change them."""
-        options = {_name(name): str(value)[:LONGEST] for name, value in flatten(dict(params)).items()}
+        options = {_name(name): str(value)[:MAX_PARAM_CHARS] for name, value in flatten(dict(params)).items()}
         logged = self.experiment.get_run(self.run_id).data.params
         super().log_hyperparams({name: value for name, value in options.items() if name not in logged})
 

@@ -16,7 +16,7 @@ from mtl.files.literals import escape_control
 from mtl.files.records import flatten
 from mtl.loggers.base import RunLogger
 
-MOST = 40  # values of a test beside its loss
+MAX_TEST_VALUES = 40  # values of a test beside its loss
 CHOICES = ("data", "network", "gate", "weighting")
 
 
@@ -48,7 +48,7 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         super().log_metrics(curves, step)
         if self.config is not None and "test/loss" in metrics:
             tasks = {name: float(value) for name, value in metrics.items() if name.count("/") == 2}
-            test_metrics = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MOST else {})
+            test_metrics = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MAX_TEST_VALUES else {})
             for summary in hparams(compared(self.config), test_metrics):
                 self.experiment.file_writer.add_summary(summary)
             super().log_metrics(test_metrics, step)

@@ -18,9 +18,9 @@ from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
 EMBEDDING_STD = 0.3
-WIDEST = 16  # embedding whose width follows from the number of ids
-PRIME = 2**31 - 1
-HASHES = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): any numbers below the prime, a not 0
+MAX_EMBEDDING_DIM = 16  # embedding whose width follows from the number of ids
+HASH_PRIME = 2**31 - 1
+HASH_FACTORS = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): any below the prime, a not 0
 Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table
 
 
@@ -173,7 +173,7 @@ def default_embedding_dim(size: int) -> int:
 
     1.6 size^0.56, a rule of thumb of the fastai library, with an upper bound.
     """
-    return min(WIDEST, round(1.6 * size**0.56))
+    return min(MAX_EMBEDDING_DIM, round(1.6 * size**0.56))
 
 
 class HashEmbedding(nn.Module):
@@ -202,4 +202,5 @@ def hashed_rows(ids: Tensor, rows: int, kept: int = 1) -> list[Tensor]:
     The ids below ``kept`` have a row of their own.
     """
     ids = ids.long()
-    return [torch.where(ids < kept, ids, 1 + (a * (ids % PRIME) + b) % PRIME % (rows - 1)) for a, b in HASHES]
+    p, rest = HASH_PRIME, rows - 1
+    return [torch.where(ids < kept, ids, 1 + (a * (ids % p) + b) % p % rest) for a, b in HASH_FACTORS]

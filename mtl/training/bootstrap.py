@@ -14,9 +14,9 @@ from torch import Tensor
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import RANKING, metric_family
 
-LEAST = 30  # labelled rows from which a difference can be told from chance
-DRAWS, DRAWN = 100, 2000  # bootstrap samples of a test, and the rows of one at most
-UNDEFINED = 0.05  # the share of resamples without a value, above which the error is unknown
+MIN_ROWS = 30  # labelled rows from which a difference can be told from chance
+RESAMPLES, MAX_RESAMPLE_ROWS = 100, 2000  # bootstrap samples of a test, and the rows of one at most
+MAX_UNDEFINED_FRACTION = 0.05  # the share of resamples without a value, above which the error is unknown
 
 Resample = Callable[[Any], tuple[Tensor, Tensor | None]]  # drawn units -> rows [M], and the groups that they form
 
@@ -44,7 +44,7 @@ def standard_error(
         changes = {} if groups is None else {"groups": groups}
         values.append(value([replace(of_network.at(index), **changes) for of_network in rows]))
     defined = np.array(values)[np.isfinite(values)]
-    if not len(defined) or len(defined) < (1 - UNDEFINED) * resamples:
+    if not len(defined) or len(defined) < (1 - MAX_UNDEFINED_FRACTION) * resamples:
         return None, 0
     return float(defined.std(ddof=1)) * math.sqrt(size / units), units - 1
 

@@ -21,9 +21,9 @@ from mtl.predictions import outermost
 from mtl.types import TaskSpec
 
 FOLDS = 5
-LEAST, RAREST = 50, 10  # labels of a task that is calibrated, and of the rarer class of a binary one
-KNOTS, FEWEST = 50, 20  # bins of an isotonic regression, and the rows of a bin
-STEEPEST = 100.0  # factor of a logit, and 1 / STEEPEST the smallest; it keeps the order of rows
+MIN_LABELS, MIN_CLASS_LABELS = 50, 10  # labels of a task that is calibrated, and of the rarer class of a binary one
+KNOTS, MIN_BIN_ROWS = 50, 20  # bins of an isotonic regression, and the rows of a bin
+MAX_SLOPE = 100.0  # factor of a logit, and 1 / MAX_SLOPE the smallest; it keeps the order of rows
 
 Fit = Callable[[Any, Any, Any], Calibration]
 
@@ -41,7 +41,7 @@ def temperature(logits: Any, label: Any, weight: Any) -> Calibration:
     def loss(log_scale: float) -> float:
         return float(weight @ log_losses(logits * np.exp(log_scale), label))
 
-    most = np.log(STEEPEST)
+    most = np.log(MAX_SLOPE)
     log_scale = scipy.optimize.minimize_scalar(loss, bounds=(-most, most), options={"xatol": 1e-7}).x
     return Calibration(scale=float(np.exp(log_scale)))
 
@@ -60,7 +60,7 @@ def platt(logits: Any, label: Any, weight: Any) -> Calibration:
         slope = weight * (scipy.special.expit(mapped) - target)
         return weight @ (np.logaddexp(0, mapped) - target * mapped), np.array([slope @ logits, slope.sum()])
 
-    bounds = [(1 / STEEPEST, STEEPEST), (None, None)]
+    bounds = [(1 / MAX_SLOPE, MAX_SLOPE), (None, None)]
     a, b = scipy.optimize.minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, options={"ftol": 1e-14, "gtol": 1e-9}).x
     return Calibration(scale=float(a), shift=float(b))
 
@@ -71,7 +71,7 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     A knot is the mean logit of a block of bins that share a probability, so that the map rises gently and makes no
     ties. Each bin has one more row with the mean label, so that no probability is 0 or 1.
     """
-    bins = int(np.clip(len(logits) // FEWEST, 2, KNOTS))
+    bins = int(np.clip(len(logits) // MIN_BIN_ROWS, 2, KNOTS))
     edges = np.unique(np.quantile(logits, np.arange(1, bins) / bins, method="inverted_cdf"))
     index = np.unique(np.searchsorted(edges, logits, side="right"), return_inverse=True)[1]
     total, at, positives = (np.bincount(index, weight * values) for values in (1.0, logits, label))
@@ -101,9 +101,10 @@ def fit_calibration(task: TaskSpec, output: Tensor, label: Tensor, weight: Tenso
     has_weight, methods = weight > 0, METHODS[task.kind]
     x, y, w = (values[has_weight].double().numpy() for values in (output, label, weight))
     counts = np.unique(y, return_counts=True)[1]
-    if len(y) < LEAST or len(counts) < 2 or (task.kind == "binary" and counts.min() < RAREST):
-        of_class = f", {RAREST} of each class" if task.kind == "binary" else ""
-        return None, f"not calibrated: this needs {LEAST} validation rows with labels{of_class}; there are {len(y)}"
+    if len(y) < MIN_LABELS or len(counts) < 2 or (task.kind == "binary" and counts.min() < MIN_CLASS_LABELS):
+        of_class = f", {MIN_CLASS_LABELS} of each class" if task.kind == "binary" else ""
+        needs = f"this needs {MIN_LABELS} validation rows with labels{of_class}; there are {len(y)}"
+        return None, f"not calibrated: {needs}"
     order = np.random.default_rng(0).permutation(len(y))
     fold = np.empty(len(y), int)
     fold[order[y[order].argsort(kind="stable")]] = np.arange(len(y)) % FOLDS  # each has its share of each class

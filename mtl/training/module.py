@@ -30,7 +30,7 @@ from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
 
 log = logging.getLogger(__name__)
 
-LARGEST_OFFSET = 1e4  # |mean| / std of labels, above which float32 rounds them by more than 1e-3 std
+MAX_OFFSET = 1e4  # |mean| / std of labels, above which float32 rounds them by more than 1e-3 std
 
 
 def is_logged(trainer: Any, step: int) -> bool:
@@ -147,7 +147,7 @@ class MultiTaskModule(LightningModule):
         device = self.trainer.strategy.root_device
         for task in self.tasks.values():
             require(
-                has_float64(device) or abs(task.mean) <= LARGEST_OFFSET * task.std,
+                has_float64(device) or abs(task.mean) <= MAX_OFFSET * task.std,
                 f"task {task.name!r}: labels with mean {task.mean:.10g} and standard deviation {task.std:.4g} need "
                 f"float64, which {device} does not have: use trainer.accelerator=cpu, or subtract the mean",
             )

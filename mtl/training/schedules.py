@@ -10,8 +10,8 @@ from pydantic import Field
 
 from mtl.checks import require
 
-LARGEST = 1e30  # fits into a float32 buffer
-Value = Annotated[float, Field(ge=0, le=LARGEST)]
+MAX_VALUE = 1e30  # fits into a float32 buffer
+Value = Annotated[float, Field(ge=0, le=MAX_VALUE)]
 Shape = Literal["constant", "linear", "log_linear", "cosine", "inverse_sqrt"]
 
 
@@ -68,6 +68,6 @@ def lr_factor_at(
 def check_schedule(shape: str, start: float, end: float) -> None:
     """Raise InputError for a value of 0 that the shape does not allow."""
     require(
-        shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / LARGEST,
+        shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / MAX_VALUE,
         f"schedule {shape} from {start} to {end}: both values must be greater than 0 (or use schedule=none)",
     )

@@ -17,7 +17,7 @@ from mtl.data_modules.tables.cells import as_text, parse
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Bold, Table
 from mtl.report.statistics import holm
-from mtl.training.bootstrap import DRAWN, DRAWS, LEAST, standard_error
+from mtl.training.bootstrap import MAX_RESAMPLE_ROWS, MIN_ROWS, RESAMPLES, standard_error
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
 from mtl.types import TaskSpec
@@ -133,8 +133,10 @@ def compared(
 def spread(
     score: Callable[[Sequence[LabeledPredictions]], float], rows: LabeledPredictions, metric: str
 ) -> float | None:
-    """Return the bootstrap standard error of a metric of ``rows``; None of fewer than ``LEAST``."""
-    return standard_error(score, [rows], metric, DRAWS, DRAWN)[0] if len(rows.label) >= LEAST else None
+    """Return the bootstrap standard error of a metric of ``rows``; None of fewer than ``MIN_ROWS``."""
+    if len(rows.label) < MIN_ROWS:
+        return None
+    return standard_error(score, [rows], metric, RESAMPLES, MAX_RESAMPLE_ROWS)[0]
 
 
 def read(record: Iterable[Any]) -> list[Slice]:
@@ -168,6 +170,6 @@ def table_of(slices: Sequence[Slice], mains: dict[str, str]) -> Table:
     note = (
         "Main metric ± bootstrap standard error of the labelled test rows of a slice and of all others. p: that the "
         "difference is chance, corrected for the number of differences in this table (Holm's method), bold if it is "
-        f"below {LEVEL}; slices of fewer than {LEAST} rows have none."
+        f"below {LEVEL}; slices of fewer than {MIN_ROWS} rows have none."
     )
     return Table(["task", "slice", "rows", "metric", "elsewhere", "p"], rows, notes=[note])

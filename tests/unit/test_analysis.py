@@ -28,7 +28,7 @@ from mtl.analysis.patterns import (
     random_jaccard,
 )
 from mtl.analysis.report import Report
-from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities, RoutingStats, gather_routing_stats
+from mtl.analysis.tally import MAX_PROBABILITIES, Probabilities, RoutingStats, gather_routing_stats
 from mtl.gates import FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import build_bottom
 from mtl.networks.components import Convolutions, Identity, Pooling
@@ -189,12 +189,12 @@ def tally(weights: Tensor) -> RoutingStats:
 
 def test_long_histories_of_probabilities_are_thinned() -> None:
     gates, kept = {"layers.0": SimpleNamespace(gate=GumbelMatrixGate(2, 3))}, Probabilities()
-    for step in range(MOST_PROBABILITIES + 1):
+    for step in range(MAX_PROBABILITIES + 1):
         kept.add(step, gates)
-    assert kept.steps == list(range(0, MOST_PROBABILITIES + 1, 2))
-    kept.add(MOST_PROBABILITIES, gates)  # a resumed run adds no step twice
-    assert len(kept.steps) == len(kept.values["layers.0"]) == MOST_PROBABILITIES // 2 + 1
-    for step in range(MOST_PROBABILITIES + 1, 7 * MOST_PROBABILITIES):
+    assert kept.steps == list(range(0, MAX_PROBABILITIES + 1, 2))
+    kept.add(MAX_PROBABILITIES, gates)  # a resumed run adds no step twice
+    assert len(kept.steps) == len(kept.values["layers.0"]) == MAX_PROBABILITIES // 2 + 1
+    for step in range(MAX_PROBABILITIES + 1, 7 * MAX_PROBABILITIES):
         kept.add(step, gates)
     gaps = [after - before for before, after in pairwise(kept.steps)]
     assert max(gaps) <= 32  # the first steps are not thinned each time

@@ -12,7 +12,7 @@ from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NonNegative, Positive, validated
 from mtl.training.weighting.base import TaskLosses, Weighting, by_task
 
-SMALLEST = 1e-8  # loss of a task
+MIN_LOSS = 1e-8  # loss of a task
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
 
@@ -51,17 +51,17 @@ class FAMO(Weighting):
 
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
         losses, global_losses, labels = by_task(parts, self.num_tasks)
-        there, global_losses = labels > 0, global_losses.clamp(min=SMALLEST)
+        there, global_losses = labels > 0, global_losses.clamp(min=MIN_LOSS)
         self._before = global_losses, there
         weights = torch.where(there, self.logits.softmax(0).to(global_losses.dtype) / global_losses, 0.0)
-        self.current_weights = weights = weights / weights.sum().clamp(min=SMALLEST)
+        self.current_weights = weights = weights / weights.sum().clamp(min=MIN_LOSS)
         others = torch.stack([term for part in parts for term in part.others]).sum()
         return world_size() * (weights * losses).sum() + others
 
     def after_step(self, parts: Sequence[TaskLosses]) -> None:
         assert self._before is not None
         (before, there), self._before = self._before, None
-        after = by_task(parts, self.num_tasks)[1].clamp(min=SMALLEST)
+        after = by_task(parts, self.num_tasks)[1].clamp(min=MIN_LOSS)
         fall = torch.where(there, before.log() - after.log(), 0.0).to(self.logits.dtype)
         shares = self.logits.softmax(0)
         gradient = shares * (fall - (shares * fall).sum()) + self.weight_decay * self.logits
