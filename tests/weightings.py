@@ -17,7 +17,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import TaskLosses, shared_parameters
-from mtl.training.weighting.base import by_task
+from mtl.training.weighting.base import sum_by_task
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
 from tests.conftest import ROOT
 
@@ -75,7 +75,7 @@ def backward(own: MultiTaskModule, *batches: Any, step: int = 0) -> dict[str, Te
 
 def task_losses(own: MultiTaskModule, data: Batch) -> Tensor:
     """Return the weighted losses of the tasks, in the order of ``TASKS``."""
-    return by_task(terms(own, data), len(TASKS))[0]
+    return sum_by_task(terms(own, data), len(TASKS))[0]
 
 
 def terms(own: MultiTaskModule, data: Batch) -> list[TaskLosses]:

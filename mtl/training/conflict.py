@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from mtl.distributed import all_reduce_sum
 from mtl.training.module import MultiTaskModule
-from mtl.training.weighting.base import TaskLosses, by_task, shared_parameters
+from mtl.training.weighting.base import TaskLosses, shared_parameters, sum_by_task
 from mtl.training.weighting.jacobian import task_jacobian
 from mtl.types import Batch
 
@@ -66,4 +66,4 @@ def _losses(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]
 
 def _mean_losses(module: MultiTaskModule, batches: Sequence[Batch], changed: Mapping[str, Tensor]) -> Tensor:
     """Return the mean losses of the tasks ``[T]``."""
-    return by_task([_losses(module, batch, changed) for batch in batches], len(module.tasks))[1]
+    return sum_by_task([_losses(module, batch, changed) for batch in batches], len(module.tasks))[1]

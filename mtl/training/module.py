@@ -99,11 +99,11 @@ class MultiTaskModule(LightningModule):
             output = self(part.inputs, list(part.targets))
             terms = self.task_losses(output, part)
             parts.append(terms)
-            terms.others.append(sum(output.losses.values(), terms.global_losses.new_zeros(())) / len(batches))
+            terms.auxiliary.append(sum(output.losses.values(), terms.global_losses.new_zeros(())) / len(batches))
             self.train_meter.add_auxiliary(output.losses, len(batches))
             if self.distillation is not None:
                 losses = self.distillation.losses(part.inputs, output)
-                terms.others.extend(losses.values())
+                terms.auxiliary.extend(losses.values())
                 self.train_meter.add_auxiliary(losses)
             for name, routing in output.routings.items():
                 routings.setdefault(name, []).append(routing)

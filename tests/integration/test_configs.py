@@ -163,7 +163,7 @@ def test_a_parameter_is_a_tasks_own_exactly_if_only_its_loss_has_a_gradient_ther
     for batch in data.val_dataloader():
         batch = module.converted(batch)
         terms = module.task_losses(module(batch.inputs, list(batch.targets)), batch)
-        for task, loss in zip(terms.tasks, terms.losses, strict=True):
+        for task, loss in zip(terms.task_ids, terms.local_losses, strict=True):
             found = torch.autograd.grad(loss, parameters.values(), retain_graph=True, allow_unused=True)
             for name, gradient in zip(parameters, found, strict=True):
                 if gradient is not None:

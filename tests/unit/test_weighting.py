@@ -28,7 +28,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, LossWeighting, shared_parameters
-from mtl.training.weighting.base import by_task, seeded_rng
+from mtl.training.weighting.base import seeded_rng, sum_by_task
 from mtl.types import Batch, DataSpec, Numeric
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
@@ -74,7 +74,7 @@ def test_fixed_equals_the_sum_to_the_bit() -> None:
     output = own(data.inputs)
     found = own.training_step(data, 0)["loss"]
     terms = own.task_losses(output, data)
-    expected = terms.losses.sum() + sum(output.losses.values())
+    expected = terms.local_losses.sum() + sum(output.losses.values())
     assert torch.equal(found, expected)
     assert not list(own.weighting.parameters())
     assert not any(name.startswith("weighting") for name in own.state_dict())
@@ -162,7 +162,7 @@ def test_gradients_equal_a_reference(weighting: Any, reference: Any) -> None:
 def at_representation(own: MultiTaskModule, data: Batch) -> Tensor:
     """Return the tasks' gradients at the outputs of the experts, ``[T, B * E * H]``, which are computed one by one."""
     output = own(data.inputs)
-    losses = by_task([own.task_losses(output, data)], len(TASKS))[0]
+    losses = sum_by_task([own.task_losses(output, data)], len(TASKS))[0]
     [routing] = output.routings.values()
     rows = []
     for task in range(len(TASKS)):
@@ -198,7 +198,7 @@ def test_weights_at_the_representation_are_those_of_the_gradients_at_the_experts
     torch.testing.assert_close(own.weighting.current_weights, expected.current_weights, rtol=1e-5, atol=1e-7)
     plain = module(None, network(static_gate=static))
     output = plain(data.inputs)
-    losses = by_task([plain.task_losses(output, data)], len(TASKS))[0]
+    losses = sum_by_task([plain.task_losses(output, data)], len(TASKS))[0]
     ((own.weighting.current_weights * losses).sum() + sum(output.losses.values())).backward()
     weighted = {n: p.grad.clone() for n, p in plain.network.named_parameters() if p.grad is not None}
     below, above = ({n for n in found if ("heads" in n) == there} for there in (False, True))

@@ -21,18 +21,18 @@ from mtl.types import NetworkOutput, OwnsTaskParameters
 class TaskLosses:
     """The terms of the loss of one batch with N tasks.
 
-    ``index [N]``: the indices of the tasks in the network's list. ``losses [N]``: this process's share of their losses,
-    times the weights of ``TaskSpec``. ``global_losses [N]``: the sum of these shares over all processes, without
-    gradient; ``labels [N]``: the number of labels behind it. ``others``: scalars that belong to no task, such as
-    auxiliary losses. ``output``: of the network for this batch.
+    ``task_ids`` and ``task_index [N]``: the indices of the tasks in the network's list. ``local_losses [N]``: this
+    process's share of their losses, times the weights of ``TaskSpec``. ``global_losses [N]``: the sum of these shares
+    over all processes, without gradient; ``label_counts [N]``: the number of labels behind it. ``auxiliary``: scalars
+    that belong to no task. ``output``: of the network for this batch.
     """
 
-    tasks: list[int]
-    index: Tensor
-    losses: Tensor
+    task_ids: list[int]
+    task_index: Tensor
+    local_losses: Tensor
     global_losses: Tensor
-    labels: Tensor
-    others: list[Tensor]
+    label_counts: Tensor
+    auxiliary: list[Tensor]
     output: NetworkOutput
 
 
@@ -77,15 +77,15 @@ class FixedWeighting(Weighting):
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
         losses = []
         for part in parts:
-            first, *rest = part.others
-            losses += [world_size() * part.losses.sum() + first, *rest]
+            first, *rest = part.auxiliary
+            losses += [world_size() * part.local_losses.sum() + first, *rest]
         return torch.stack(losses).sum()
 
 
-def by_task(parts: Sequence[TaskLosses], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:
+def sum_by_task(parts: Sequence[TaskLosses], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return this process's losses, the losses of all processes and the numbers of labels, by task: each ``[T]``."""
-    index = torch.cat([part.index for part in parts])
-    names = ("losses", "global_losses", "labels")
+    index = torch.cat([part.task_index for part in parts])
+    names = ("local_losses", "global_losses", "label_counts")
     values = [torch.cat([getattr(part, name) for part in parts]) for name in names]
     losses, global_losses, labels = (value.new_zeros(num_tasks).index_add(0, index, value) for value in values)
     return losses, global_losses, labels

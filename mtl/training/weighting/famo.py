@@ -10,7 +10,7 @@ from torch import Tensor
 from mtl.distributed import world_size
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NonNegative, Positive, validated
-from mtl.training.weighting.base import TaskLosses, Weighting, by_task
+from mtl.training.weighting.base import TaskLosses, Weighting, sum_by_task
 
 MIN_LOSS = 1e-8  # loss of a task
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
@@ -50,18 +50,18 @@ class FAMO(Weighting):
         self._before: tuple[Tensor, Tensor] | None = None  # losses of the last batch, and which tasks have labels: [T]
 
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
-        losses, global_losses, labels = by_task(parts, self.num_tasks)
+        losses, global_losses, labels = sum_by_task(parts, self.num_tasks)
         there, global_losses = labels > 0, global_losses.clamp(min=MIN_LOSS)
         self._before = global_losses, there
         weights = torch.where(there, self.logits.softmax(0).to(global_losses.dtype) / global_losses, 0.0)
         self.current_weights = weights = weights / weights.sum().clamp(min=MIN_LOSS)
-        others = torch.stack([term for part in parts for term in part.others]).sum()
-        return world_size() * (weights * losses).sum() + others
+        auxiliary = torch.stack([term for part in parts for term in part.auxiliary]).sum()
+        return world_size() * (weights * losses).sum() + auxiliary
 
     def after_step(self, parts: Sequence[TaskLosses]) -> None:
         assert self._before is not None
         (before, there), self._before = self._before, None
-        after = by_task(parts, self.num_tasks)[1].clamp(min=MIN_LOSS)
+        after = sum_by_task(parts, self.num_tasks)[1].clamp(min=MIN_LOSS)
         fall = torch.where(there, before.log() - after.log(), 0.0).to(self.logits.dtype)
         shares = self.logits.softmax(0)
         gradient = shares * (fall - (shares * fall).sum()) + self.weight_decay * self.logits

@@ -15,7 +15,7 @@ from mtl.distributed import all_reduce_sum, world_size
 from mtl.networks.base import MultiTaskNetwork
 from mtl.nn.functional import at_least_float32, float64_if_supported
 from mtl.options import validated
-from mtl.training.weighting.base import TaskLosses, by_task, seeded_rng
+from mtl.training.weighting.base import TaskLosses, seeded_rng, sum_by_task
 from mtl.training.weighting.jacobian import GivenGradients, JacobianWeighting, grads_wrt
 from mtl.training.weighting.state import attributes, set_attributes
 
@@ -102,8 +102,8 @@ class GradientWeighting(JacobianWeighting):
             "mmoe, ple or shared_bottom, and no ensemble; use grad_wrt=parameters",
         )
         head_parameters = [parameter for parameter in heads.parameters() if parameter.requires_grad]
-        task_loss = torch.stack([part.losses.sum() for part in parts]).sum()
-        auxiliary = torch.stack([loss for part in parts for loss in part.others]).sum()
+        task_loss = torch.stack([part.local_losses.sum() for part in parts]).sum()
+        auxiliary = torch.stack([loss for part in parts for loss in part.auxiliary]).sum()
         tensors = [*representations, *head_parameters]
         with torch.autocast(task_loss.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
             grads = list(grads_wrt(task_loss, tensors))
@@ -113,10 +113,10 @@ class GradientWeighting(JacobianWeighting):
         self.check(products, step)
         values, vectors = torch.linalg.eigh(products)
         with torch.no_grad():  # rows with these inner products, [T, T]
-            self.combine(vectors * values.clamp(min=0).sqrt(), by_task(parts, self.num_tasks)[2].tolist(), step)
+            self.combine(vectors * values.clamp(min=0).sqrt(), sum_by_task(parts, self.num_tasks)[2].tolist(), step)
         if self.current_weights is not None:
             for number, (part, grad) in enumerate(zip(parts, at_representations, strict=True)):
-                grads[number] = (grad * self.current_weights[sorted(part.tasks)][:, None]).to(grad.dtype)
+                grads[number] = (grad * self.current_weights[sorted(part.task_ids)][:, None]).to(grad.dtype)
         pairs = [(tensor, world_size() * grad) for tensor, grad in zip(tensors, grads, strict=True) if grad is not None]
         inputs, scaled_grads = zip(*pairs, strict=True)
         apply: Any = GivenGradients.apply
@@ -165,7 +165,7 @@ def inner_products(parts: Sequence[TaskLosses], gradients: Sequence[Tensor], num
         for routing in [*part.output.routings.values()][-1:]:
             weights = at_least_float32(routing.weights.detach())  # [B, t, E], or [t, E] of a static gate
             inner = inner * (weights @ weights.mT)
-        place = torch.tensor(sorted(part.tasks), device=products.device)
+        place = torch.tensor(sorted(part.task_ids), device=products.device)
         products[place[:, None], place] += inner.sum(0).to(products.dtype)
     return products
 

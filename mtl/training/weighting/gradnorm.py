@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NonNegative, validated
-from mtl.training.weighting.base import TaskLosses, by_task
+from mtl.training.weighting.base import TaskLosses, sum_by_task
 from mtl.training.weighting.jacobian import JacobianWeighting
 
 
@@ -40,11 +40,14 @@ class GradNorm(JacobianWeighting):
         return self.num_tasks * self.logits.softmax(0)
 
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
-        _, global_losses, labels = by_task(parts, self.num_tasks)
+        _, global_losses, labels = sum_by_task(parts, self.num_tasks)
         sums = torch.stack([global_losses, (labels > 0).to(global_losses.dtype)])
         self._sums = sums if self._sums is None else self._sums + sums
         self.current_weights = weights = self.weights().detach()
-        weighted = [replace(part, losses=part.losses * weights[part.index].to(part.losses.dtype)) for part in parts]
+        weighted = [
+            replace(part, local_losses=part.local_losses * weights[part.task_index].to(part.local_losses.dtype))
+            for part in parts
+        ]
         return super().forward(weighted, step)
 
     def combine(self, jacobian: Tensor, labels: list[float], step: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.networks.base import MultiTaskNetwork
-from mtl.training.weighting.base import TaskLosses, Weighting, by_task, shared_parameters
+from mtl.training.weighting.base import TaskLosses, Weighting, shared_parameters, sum_by_task
 
 
 class JacobianWeighting(Weighting):
@@ -50,13 +50,13 @@ class JacobianWeighting(Weighting):
         raise NotImplementedError
 
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
-        others = torch.stack([term for part in parts for term in part.others]).sum()
-        tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
+        auxiliary = torch.stack([term for part in parts for term in part.auxiliary]).sum()
+        tasks = torch.stack([part.local_losses.sum() for part in parts]).sum() * world_size()
         with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
             rows, used = task_jacobian(parts, self._shared, self.num_tasks)
-            of_single_tasks = grads_wrt(tasks + others, self._task_specific)
-            of_shared = grads_wrt(others, self._shared)
-        labels = by_task(parts, self.num_tasks)[2]
+            of_single_tasks = grads_wrt(tasks + auxiliary, self._task_specific)
+            of_shared = grads_wrt(auxiliary, self._shared)
+        labels = sum_by_task(parts, self.num_tasks)[2]
         # DDP waits for a gradient of every parameter that is used
         of_shared = [
             torch.zeros_like(parameter) if gradient is None and is_used else gradient
@@ -68,7 +68,7 @@ class JacobianWeighting(Weighting):
         parameters, gradients = zip(*pairs, strict=True)
         keep = functools.partial(self._keep, rows, labels)
         apply: Any = GivenGradients.apply
-        return apply((tasks + others).detach(), gradients, keep, *parameters)
+        return apply((tasks + auxiliary).detach(), gradients, keep, *parameters)
 
     def _keep(self, rows: Tensor, labels: Tensor, factor: Tensor) -> None:
         """Add ``factor`` times the ``rows`` of a batch to the Jacobian of the step."""
@@ -106,7 +106,7 @@ def task_jacobian(
     rows = torch.zeros(num_tasks, sum(sizes), dtype=dtype, device=shared[0].device)
     used = [False] * len(sizes)
     for part in parts:
-        for task, loss in zip(part.tasks, part.losses.unbind(), strict=True):
+        for task, loss in zip(part.task_ids, part.local_losses.unbind(), strict=True):
             gradients = grads_wrt(loss, shared)
             for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
                 if gradient is not None:

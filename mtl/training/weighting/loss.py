@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.distributed import world_size
 from mtl.networks.base import MultiTaskNetwork
-from mtl.training.weighting.base import TaskLosses, Weighting, by_task, seeded_rng
+from mtl.training.weighting.base import TaskLosses, Weighting, seeded_rng, sum_by_task
 from mtl.training.weighting.state import attributes, set_attributes
 
 
@@ -43,7 +43,7 @@ class LossWeighting(Weighting):
         self.register_buffer("latest", torch.full((num_tasks,), -1.0))
 
     def forward(self, parts: Sequence[TaskLosses], step: int) -> Tensor:
-        losses, global_losses, labels = by_task(parts, self.num_tasks)
+        losses, global_losses, labels = sum_by_task(parts, self.num_tasks)
         present = labels > 0
         latest = torch.where(present, global_losses, self.latest.to(global_losses.dtype))
         mean = global_losses.sum() / present.sum().clamp(min=1)
@@ -57,7 +57,7 @@ class LossWeighting(Weighting):
         total: Tensor = value.detach() + world_size() * (weights * (losses - losses.detach())).sum()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             total = total + (torch.where(present, gradient, 0.0) * (parameter - parameter.detach())).sum()
-        return total + torch.stack([term for part in parts for term in part.others]).sum()
+        return total + torch.stack([term for part in parts for term in part.auxiliary]).sum()
 
     def end_epoch(self) -> None:
         if isinstance(self.scalarizer, ComparesEpochs):
