@@ -11,8 +11,6 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from mtl.report.page import with_verdicts
-
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("*.md", "LICENSE", "benchmarks/*.md", "benchmarks/accuracy/*")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")  # and other styles of a console
@@ -61,7 +59,8 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    return with_verdicts(html)
+    """Give cells that are verdicts on claims a class, which has a colour, as ``mtl/report/page.html`` does."""
+    return re.sub(r"<td>(?=(?:<strong>)?(holds|contradicted)<)", r'<td class="\1">', html)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -65,9 +65,12 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
     ``latex``: also write the tables in LaTeX.
     """
     options = {"curves": {}, **options}
-    from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
+    import polars as pl  # slow imports, which --help does not need
+
+    from mtl.report.page import Page
+    from mtl.report.runs import by_data, read_runs
     from mtl.report.section import baselines_of, section_of
-    from mtl.report.summary import heading, write_report
+    from mtl.report.summary import describe_runs
     from mtl.report.trials import section_of_trials
 
     pairs = [argument.partition("=")[::2] for argument in given if argument.startswith(WORDS)]
@@ -94,8 +97,8 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
     target = folders[0] if len(folders) == 1 else Path()
     count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
     title = f"{_name(folders[0].resolve())}: {count}" if len(folders) == 1 else count
-    intro = heading([Path(run) for each in runs for run in each.table["run"]])
-    write_report(title, intro, sections, runs, target)
+    table = pl.concat([group.table for group in runs], how="diagonal_relaxed")
+    Page(title, sections, table, describe_runs([Path(run) for run in table["run"]])).write(target)
     _show(sections, sections, target, latex)
 
 
@@ -108,7 +111,8 @@ def _name(folder: Path) -> str:
 def _show(sections: Sequence[Any], printed: Sequence[Any], target: Path, latex: bool) -> None:
     """Print sections of the page in ``target``; ``latex``: also write the tables of all ``sections`` in LaTeX."""
     from mtl.files.writing import write_text
-    from mtl.report.summary import CSV, LATEX, MARKDOWN, PAGE, show
+    from mtl.report.page import CSV, LATEX, MARKDOWN, PAGE
+    from mtl.report.summary import show
 
     if latex:
         tables = [table for each in sections for table in (*each.tables, each.costs) if table]

@@ -68,15 +68,15 @@ class SweepTable(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
             from mtl.files.writing import write_text
+            from mtl.report.page import CSV
             from mtl.report.runs import read_runs
-            from mtl.report.summary import CSV
 
             folder = Path(config.hydra.sweep.dir)
             write_text(folder / CSV, read_runs([folder]).table.write_csv())
 
     def stopped(self, config: DictConfig) -> None:
         """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""
-        from mtl.report.summary import CSV
+        from mtl.report.page import CSV
         from mtl.runs.commands import config_dirs, sweep_command
 
         self.on_multirun_end(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +27,9 @@ _WIDEST_NAME = 28  # characters of the first column; longer names take several l
 
 class Bold(str):
     """A text in bold type."""
+
+    def __html__(self) -> str:
+        return f"<strong>{escape(escape_control(self))}</strong>"
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown, below its title and above its notes."""
-        lines = [[_cell(cell) for cell in row] for row in (self.header, *self.rows)]
+        lines = [[inline(cell).replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
         lines.insert(1, ["--:" if numeric else "---" for numeric in self.numeric])
         cells = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         title = f"### {markdown(self.title)}" if self.title else ""
@@ -106,9 +110,9 @@ def bullets(notes: Sequence[str]) -> str:
     return "\n".join(f"* {markdown(note)}" for note in notes)
 
 
-def _cell(text: str) -> str:
-    cell = markdown(text).replace("|", "\\|")
-    return f"**{cell}**" if isinstance(text, Bold) else cell
+def inline(text: str) -> str:
+    """Return ``text`` in one line of Markdown."""
+    return f"**{markdown(text)}**" if isinstance(text, Bold) else markdown(text)
 
 
 def _latex_cell(text: str) -> str:

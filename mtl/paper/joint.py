@@ -46,9 +46,9 @@ def section_of_joint(joint: Joint, runs: Runs, methods: Sequence[Part], theirs: 
     """Return the section on a joint table; ``theirs``: the published (mean, sem) by the method's key and the column."""
     columns, have = [*joint.columns, *joint.means], set(runs.table["setting"])
     published = {method.name: theirs[method.key] for method in methods if method.key in theirs and method.name in have}
-    settings = compare_settings(runs, columns=columns)
+    comparison = compare_settings(runs, columns=columns)
     if not joint.best:
-        return Section(joint.name, "", settings, [settings.table(published)])
+        return Section(joint.name, comparison=comparison, tables=[comparison.table(published)])
     rows = []
     for name in dict.fromkeys(runs.table["setting"]):
         best = _with_means(joint, {column: _best(runs, name, column) for column in joint.columns})
@@ -56,7 +56,7 @@ def section_of_joint(joint: Joint, runs: Runs, methods: Sequence[Part], theirs: 
         if name in published:
             rows.append([f"{name}, published", *(number(published[name].get(c, (None,))[0], 4) for c in columns)])
     best_runs = Table(["gate", *columns], rows, "The best run of each column")
-    return Section(joint.name, "", settings, [settings.table(), best_runs])
+    return Section(joint.name, comparison=comparison, tables=[comparison.table(), best_runs])
 
 
 def _with_means(joint: Joint, row: Row) -> Row:

@@ -16,15 +16,15 @@ import polars as pl
 from rich.console import Console
 
 from mtl.checks import require
-from mtl.files.literals import markdown, plain
-from mtl.files.tables import Bold, Table, bullets
+from mtl.files.literals import plain
+from mtl.files.tables import Bold, Table
 from mtl.files.writing import write_bytes, write_text
 from mtl.paper.definition import Key, Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.verdicts import ClaimStatus, Judgement, TrialValues, judge, judge_search
 from mtl.report.comparison import Published
-from mtl.report.page import Picture, Section, html, linked, write_page
+from mtl.report.page import PAGE, Link, Page, Picture, Section, linked
 from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
 from mtl.report.statistics import SEEDS
@@ -54,7 +54,7 @@ def write(
     page: Path | None = None,
     changed: Sequence[str] = (),
 ) -> None:
-    """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
+    """Write the page into ``folder``, and print the verdicts.
 
     ``chosen``: the overrides chosen by the search for each row of the tables. ``searches``: the trials of each group
     that has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the runs that have
@@ -72,32 +72,30 @@ def write(
         if trials := searches.get(group.key):
             searched = section_of_trials(trials, f"{group.name}: search", best=best or SHARE, curves={})
             kept[searched.title] = replace(
-                searched, settings=None, costs=None, tables=searched.tables[1 if best else 0 :]
+                searched, comparison=None, costs=None, tables=searched.tables[1 if best else 0 :]
             )
     drawn = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
     kept |= {"Figures": Section("Figures", figures=drawn)} if drawn else {}
     table = runs_table(paper, groups, {} if best else chosen, folder, changed)
-    report = report_of(paper, text := table.write_csv(), kept, searches)
-    every = linked(report.sections, "picture", every=True)
-    files = {
-        folder / "report.html": html(report.title, report.text(folder / "runs.md", every), every),
-        folder / "report.md": report.text(folder / "runs.md"),
-        folder / "runs.csv": text,
-    }
+    report = report_of(paper, table.write_csv(), kept, searches)
+    replace(report.page(folder), runs=table).write(folder)
     if page:
         page = page if page.suffix == ".md" else page / f"{paper.name}.md"
         claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
         exported = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
         ended = table.filter(pl.col("state") != UNFINISHED).select(exported) if exported else table
         text = ended.select(column for column in ended if column.null_count() < len(ended)).write_csv()
-        again = report_of(paper, text, kept, searches)
-        beside = linked(again.sections, page.stem)
-        files |= {page: again.text(page, beside), page.with_suffix(".csv"): text}
-        for name, picture in beside.items():
+        write_text(page.with_suffix(".csv"), text)
+        for name, picture in _write_beside(report_of(paper, text, kept, searches), page).items():
             write_bytes(page.with_name(name), picture.png)
-    for path, content in files.items():
-        write_text(path, content)
-    show(report.judgements, folder / "report.html")
+    show(report.judgements, folder / PAGE)
+
+
+def _write_beside(report: Report, page: Path) -> dict[str, Picture]:
+    """Write the page in Markdown, and return the pictures that it links by their file names beside it."""
+    pictures = linked(report.sections, page.stem)
+    write_text(page, report.page(page.parent).markdown(page.with_suffix(".csv").name, pictures))
+    return pictures
 
 
 def redraw_page(paper: Paper, page: Path) -> None:
@@ -108,7 +106,7 @@ def redraw_page(paper: Paper, page: Path) -> None:
     for part in page.read_text().split("\n## ")[1:]:
         title, _, body = part.partition("\n")
         figures = [Picture(plain(caption), b"") for caption in _PICTURE.findall(body)]
-        kept[plain(title)] = Section(plain(title), _PICTURE.sub("", body).strip("\n"), figures=figures)
+        kept[plain(title)] = Section(plain(title), figures=figures, stored=_PICTURE.sub("", body).strip("\n"))
         rows = [plain(line).strip("| ").split(" | ") for line in body.splitlines() if line.startswith("|")]
         verdicts = {row[0]: (row[1].strip("*"), row[2]) for row in rows if len(row) == 3}
         for claim in paper.file.claims:
@@ -116,7 +114,7 @@ def redraw_page(paper: Paper, page: Path) -> None:
             if verdict in list(ClaimStatus):
                 stored[claim.text] = Judgement(claim, ClaimStatus(verdict), reason)
     report = report_of(paper, file.read_text(), kept, {}, stored)
-    write_text(page, report.text(page, linked(report.sections, page.stem)))
+    _write_beside(report, page)
     show(report.judgements, page)
 
 
@@ -129,34 +127,31 @@ class Report:
     judgements: Sequence[Judgement]
     sections: Sequence[Section]
 
-    @property
-    def title(self) -> str:
-        return f"{self.paper.file.title}: {self.paper.file.source}"
-
-    def text(self, page: Path, pictures: Mapping[str, Picture] | None = None) -> str:
-        """Return the page in Markdown; the CSV beside it has the same name; ``pictures``: as in ``write_page``."""
+    def page(self, folder: Path) -> Page:
+        """Return the page for ``folder``, which may have the rules of verdicts."""
         key, scale = self.paper.name, self.paper.file.scale
-        lead = f"Scale {scale}: {markdown(self.paper.scale.note)}."
-        provenance = [shlex.join(["mtl", "reproduce", key, f"scale={scale}"])]
+        setup, verdicts = list[str](), [judgement.verdict for judgement in self.judgements]
+        command = shlex.join(["mtl", "reproduce", key, f"scale={scale}"])
         if OVERRIDES in self.runs.columns:
             overrides = self.runs[OVERRIDES][0]
-            lead = f"**These are not the runs of the file: the command line has {markdown(overrides)}.** {lead}"
-            provenance = [f"{provenance[0]} {overrides}"]
+            setup.append(Bold(f"These are not the runs of the file: the command line has {overrides}."))
+            command = f"{command} {overrides}"
+        provenance = [command]
         if {"epochs", "seconds_per_epoch"} <= set(self.runs.columns):
             seconds = self.runs.select((pl.col("epochs") * pl.col("seconds_per_epoch")).sum()).item()
             provenance.append(f"{len(self.runs)} runs, {seconds / 3600:.1f} hours of training in all")
         provenance.append(f"Settings, claims and published numbers: conf/paper/{key}.yaml")
-        verdicts = [judgement.verdict for judgement in self.judgements]
         counts = [(verdict, verdicts.count(verdict)) for verdict in _DECISIVE if verdict in verdicts]
         counted = ", ".join(
             f"{count} {'hold' if verdict == 'holds' and count > 1 else verdict}" for verdict, count in counts
         )
-        sentence = f"**Claims that were run: {counted}.** " if counts else ""
-        rules = f"[Rules]({RULES})" if page.with_name(RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
-        left = f"Not run: {verdicts.count(ClaimStatus.NOT_RUN)} of {len(verdicts)} claims. {rules}"
-        lead = f"{lead}\n\n{sentence}{left}" if verdicts else lead
-        end = f"## Where the numbers come from\n\n{bullets(provenance)}\n* All runs: [{page.stem}.csv]({page.stem}.csv)"
-        return write_page(self.title, self.sections, lead, end, pictures)
+        lead: list[list[str | Link]] = [[*setup, f"Scale {scale}: {self.paper.scale.note}."]]
+        if verdicts:
+            rules = Link("Rules", RULES) if (folder / RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
+            left = f"Not run: {verdicts.count(ClaimStatus.NOT_RUN)} of {len(verdicts)} claims."
+            lead.append([*([Bold(f"Claims that were run: {counted}.")] if counts else []), left, rules])
+        title = f"{self.paper.file.title}: {self.paper.file.source}"
+        return Page(title, self.sections, self.runs, provenance, lead)
 
 
 def report_of(

@@ -19,7 +19,7 @@ from mtl.pipeline.advice import advice
 from mtl.pipeline.ending import next_commands
 from mtl.pipeline.run import SOFTWARE, Fitted
 from mtl.report.against import compare_with_baselines
-from mtl.report.summary import PAGE
+from mtl.report.page import PAGE
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
 from mtl.runs.predictions_file import write_predictions

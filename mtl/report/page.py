@@ -1,28 +1,36 @@
-"""Write sections of tables and pictures as Markdown, and that as one self-contained HTML page."""
+"""Pages of tables and pictures: as Markdown, and as HTML that stands alone."""
 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import NamedTuple
 
-from markdown_it import MarkdownIt
+import polars as pl
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from mtl.files.literals import escape_control, markdown
 from mtl.files.records import checked_file
-from mtl.files.tables import Table, bullets
+from mtl.files.tables import Table, bullets, inline
+from mtl.files.writing import write_text
 from mtl.report.comparison import ComparisonTable
 
+CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
 _DPI = 120  # of figures in a page
-LARGE = 520  # CSS pixels: a wider picture, mostly of several panels, keeps its size on a phone and scrolls
-_BRACKETS = "In brackets: 95 % intervals."
+_LARGE = 520  # CSS pixels: a wider picture, mostly of several panels, keeps its size on a phone and scrolls
+_TEMPLATES = Environment(  # texts of others are never markup: they are escaped, and control characters too
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+    finalize=lambda value: escape_control(value) if type(value) is str else value,
+)
 
 
 @dataclass(frozen=True)
@@ -38,22 +46,113 @@ class Picture:
     beside: bool = True
     drawn_by_run: bool = False
 
+    @property
+    def base64(self) -> str:
+        """The PNG as text, for HTML."""
+        return base64.b64encode(self.png).decode()
+
+    @property
+    def size(self) -> str:
+        """The class of the picture in HTML."""
+        return "large" if self.width > _LARGE else "small"
+
+
+class Link(NamedTuple):
+    """A text that is a link to a file beside the page."""
+
+    text: str
+    file: str
+
+    def __html__(self) -> str:
+        return f'<a href="{escape(self.file)}">{escape(escape_control(self.text))}</a>'
+
+    def markdown(self) -> str:
+        """Return the link in Markdown."""
+        return f"[{markdown(self.text)}]({self.file})"
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: paragraphs, tables with sentences below them, and pictures.
+    """A part of a page: sentences, a command to copy, tables with sentences below them, and pictures.
 
-    ``text``: paragraphs in Markdown. ``settings``: what a table compares, of which the page begins with a sentence.
-    ``notes``: sentences below the tables, such as on failed runs. ``costs``: a table for the end of the page.
+    ``comparison``: what a table compares, of which the page begins with a sentence. ``notes``: sentences below the
+    tables, such as on failed runs. ``costs``: a table for the end of the page. ``stored``: the Markdown of an earlier
+    page in place of all this, for a page that is drawn again.
     """
 
     title: str
-    text: str = ""
-    settings: ComparisonTable | None = None
+    lines: Sequence[str] = ()
+    command: str = ""
+    comparison: ComparisonTable | None = None
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     figures: Sequence[Picture] = ()
     costs: Table | None = None
+    stored: str = ""
+
+    @property
+    def has_content(self) -> bool:
+        """Whether there is anything below the title."""
+        return bool(self.lines or self.command or self.tables or self.notes or self.figures or self.stored)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What each comparison shows, the sections, and at the end costs and where the numbers come from.
+
+    ``runs``: the table for the CSV beside the page. ``provenance``: sentences on them. ``lead``: paragraphs for the
+    beginning, each of texts that follow each other.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    runs: pl.DataFrame
+    provenance: Sequence[str] = ()
+    lead: Sequence[Sequence[str | Link]] = ()
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """The title of each section that compares settings, and a sentence on what it shows."""
+        sentences = [(part.title, part.comparison.sentence()) for part in self.sections if part.comparison]
+        return [(title, sentence) for title, sentence in sentences if sentence]
+
+    @property
+    def parts(self) -> list[Section]:
+        """The sections, and one with the costs of all."""
+        costs = [replace(section.costs, title=section.title) for section in self.sections if section.costs]
+        return [*self.sections, *([Section("Costs", tables=costs)] if costs else [])]
+
+    @property
+    def csv_title(self) -> str:
+        """What the CSV has."""
+        return "All numbers of the run:" if len(self.runs) == 1 else "All runs:"
+
+    def markdown(self, csv: str = CSV, pictures: Mapping[str, Picture] | None = None) -> str:
+        """Return the page in Markdown. ``csv``: the name of the CSV; ``pictures``: those to link, by file name."""
+        files = {id(figure): name for name, figure in (pictures or {}).items()}
+        findings = [f"* **{markdown(title)}**, {markdown(sentence)}" for title, sentence in self.findings]
+        lead = [" ".join(t.markdown() if isinstance(t, Link) else inline(t) for t in texts) for texts in self.lead]
+        parts = [f"# {markdown(self.title)}", *lead, "\n".join(findings)]
+        parts += ["In brackets: 95 % intervals."] if findings else []
+        for section in self.parts:
+            command = f"```\n{escape_control(section.command)}\n```" if section.command else ""
+            tables = [table.markdown() for table in section.tables]
+            content = [section.stored, bullets(section.lines), command, *tables, bullets(section.notes)]
+            content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in section.figures if id(p) in files]
+            parts += [f"## {markdown(section.title)}", *content] if any(content) else []
+        end = f"{bullets(self.provenance)}\n* {self.csv_title} {Link(csv, csv).markdown()}"
+        parts += ["## Where the numbers come from", end]
+        return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+
+    def html(self) -> str:
+        """Return the page as HTML, without scripts, that loads nothing; light or dark as the reader's."""
+        return _TEMPLATES.get_template("page.html").render(page=self, csv=Link(CSV, CSV))
+
+    def write(self, folder: Path) -> None:
+        """Write ``report.html``, ``summary.md`` without pictures, and ``summary.csv``."""
+        write_text(folder / CSV, self.runs.write_csv())
+        write_text(folder / MARKDOWN, self.markdown())
+        write_text(folder / PAGE, self.html())
 
 
 def picture(figure: Figure, caption: str) -> Picture:
@@ -73,67 +172,7 @@ def _width(png: bytes) -> int:
     return int.from_bytes(png[16:20])  # from its header
 
 
-def linked(sections: Sequence[Section], name: str, every: bool = False) -> dict[str, Picture]:
-    """Return the pictures that Markdown links, or all of them, by their file names ``NAME_1.png`` and so on."""
-    drawn = [figure for section in sections for figure in section.figures if every or figure.beside]
+def linked(sections: Sequence[Section], name: str) -> dict[str, Picture]:
+    """Return the pictures that Markdown links, by their file names ``NAME_1.png`` and so on."""
+    drawn = [figure for section in sections for figure in section.figures if figure.beside]
     return {f"{name}_{number}.png": figure for number, figure in enumerate(drawn, 1)}
-
-
-def write_page(
-    title: str,
-    sections: Sequence[Section],
-    introduction: str = "",
-    end: str = "",
-    pictures: Mapping[str, Picture] | None = None,
-) -> str:
-    """Return a page in Markdown: what each comparison shows, the sections, and at the end costs and ``end``.
-
-    ``introduction``, ``end``: Markdown. ``pictures``: those that are linked, by the names of their files.
-    """
-    files = {id(figure): name for name, figure in (pictures or {}).items()}
-    sentences = [(section, section.settings.sentence()) for section in sections if section.settings]
-    findings = [f"* **{markdown(section.title)}**, {markdown(sentence)}" for section, sentence in sentences if sentence]
-    costs = [replace(section.costs, title=section.title) for section in sections if section.costs]
-    parts = [f"# {markdown(title)}", introduction, "\n".join(findings), _BRACKETS if findings else ""]
-    for section in [*sections, *([Section("Costs", tables=costs)] if costs else [])]:
-        content = [section.text, *(table.markdown() for table in section.tables), bullets(section.notes)]
-        content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in section.figures if id(p) in files]
-        parts += [f"## {markdown(section.title)}", *content] if any(content) else []
-    return "\n\n".join(part.strip("\n") for part in [*parts, end] if part.strip()) + "\n"
-
-
-def with_verdicts(page: str) -> str:
-    """Give the cells of an HTML page that are verdicts on claims a class, which has a colour."""
-    return re.sub(r"<td>(?=(?:<strong>)?(holds|contradicted)<)", r'<td class="\1">', page)
-
-
-def html(title: str, text: str, pictures: Mapping[str, Picture], summary: str = "", folded: str = "") -> str:
-    """Return a text in Markdown as a page of HTML, without scripts, that loads nothing; light or dark as the reader's.
-
-    Tags in ``text`` are text. ``pictures``: those that it links, by the names of their files. ``folded``:
-    Markdown for the end of the page, which a click on ``summary`` unfolds.
-    """
-
-    curves = list[Picture]()
-
-    def image(self: Any, tokens: Any, index: int, *_: Any) -> str:
-        figure = pictures[tokens[index].attrs["src"]]
-        line = "<div></div>" if figure.drawn_by_run and curves else ""
-        curves[:] = [] if figure.drawn_by_run else [figure]
-        data, caption = base64.b64encode(figure.png).decode(), escape(escape_control(figure.caption))
-        size = "large" if figure.width > LARGE else "small"
-        return (
-            f'{line}<figure class="{size}" style="width: {figure.width}px">'
-            f'<img src="data:image/png;base64,{data}" alt="{caption}" '
-            f'width="{figure.width}"><figcaption>{caption}</figcaption></figure>'
-        )
-
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
-    reader.add_render_rule("image", image)
-    reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
-    reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
-    template = Template(Path(__file__).with_name("page.html").read_text())
-    body = with_verdicts(reader.render(text))
-    if folded:
-        body += f"<details><summary>{escape(escape_control(summary))}</summary>\n{reader.render(folded)}</details>"
-    return template.substitute(title=escape(escape_control(title)), body=body)

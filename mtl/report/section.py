@@ -56,13 +56,14 @@ def section_of(
     ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``ComparisonTable.table``; ``baseline``:
     the setting with which the others are compared, also in their FLOPs, as in ``costs_of``.
     """
-    settings, published = compare_settings(runs, also, columns, unit, baseline), published or {}
-    compared = {quantity.column for quantity in settings.quantities}
+    comparison, published = compare_settings(runs, also, columns, unit, baseline), published or {}
+    compared = {quantity.column for quantity in comparison.quantities}
     lacking = {column for values in published.values() for column in values if column not in compared}
     notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
     figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
-    tables, notes = [settings.table(published)], [*notes, *lacking_curves]
-    return Section(title, "", settings, tables, notes, figures, costs_of(runs, baseline))
+    tables, notes = [comparison.table(published)], [*notes, *lacking_curves]
+    costs = costs_of(runs, baseline)
+    return Section(title, comparison=comparison, tables=tables, notes=notes, figures=figures, costs=costs)
 
 
 def baselines_of(runs: Runs) -> Table | None:

@@ -1,40 +1,19 @@
-"""Write a report to files, headed by where its numbers come from, and print the comparison of its runs."""
+"""Print what a section of a page shows, and say where the numbers of runs come from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import polars as pl
 from rich.console import Console
 from rich.text import Text
 
 from mtl.files.formatting import duration
-from mtl.files.literals import escape_control, plain
-from mtl.files.tables import bullets
-from mtl.files.writing import write_text
-from mtl.report.page import Section, html, linked, write_page
-from mtl.report.runs import Results, Runs, command, read_results
+from mtl.files.literals import escape_control
+from mtl.report.page import Section
+from mtl.report.runs import Results, command, read_results
 
-CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
-PROVENANCE = "Where the numbers come from"
-_MOST = 3  # different commands, versions or data that are listed
-
-
-def write_report(
-    title: str, provenance: Sequence[str], sections: Sequence[Section], runs: Sequence[Runs], target: Path
-) -> None:
-    """Write ``report.html``, ``summary.md`` and ``summary.csv``, with a row for each of ``runs``, into ``target``.
-
-    ``provenance``: where the numbers come from, for the end of the page, as ``heading`` returns it.
-    """
-    table = pl.concat([group.table for group in runs], how="diagonal_relaxed")
-    whole = "The run, with all of its numbers" if len(table) == 1 else "All runs, with all of their numbers"
-    end = f"{bullets(provenance)}\n* {whole}: [{CSV}]({CSV})"
-    pictures = linked(sections, "picture", every=True)
-    write_text(target / CSV, table.write_csv())
-    write_text(target / MARKDOWN, write_page(title, sections, end=f"## {PROVENANCE}\n\n{end}"))
-    write_text(target / PAGE, html(title, write_page(title, sections, pictures=pictures), pictures, PROVENANCE, end))
+_MAX_LISTED = 3  # different commands, versions or data that are listed
 
 
 def show(section: Section, files: str) -> None:
@@ -44,10 +23,10 @@ def show(section: Section, files: str) -> None:
     """
     console = Console(highlight=False)
     console.print()
-    if section.settings and (sentence := section.settings.sentence()):
+    if section.comparison and (sentence := section.comparison.sentence()):
         console.print(Text(escape_control(sentence), style="bold"), "", sep="\n")
-    if section.text:
-        console.print(Text(plain(section.text)), "", sep="\n")
+    if section.lines:
+        console.print(*(Text(escape_control(line)) for line in section.lines), "", sep="\n")
     for table in section.tables[:1]:
         fitted = table.fitting(console.width)
         console.print(fitted, "", *(Text(escape_control(line), style="dim") for line in fitted.notes), sep="\n")
@@ -56,8 +35,8 @@ def show(section: Section, files: str) -> None:
     console.print(Text(escape_control(files), style="dim"), soft_wrap=True)
 
 
-def heading(runs: Sequence[Path], made_by: str = "") -> list[str]:
-    """Return lines on the finished ones of these run folders; none without any.
+def describe_runs(runs: Sequence[Path], made_by: str = "") -> list[str]:
+    """Return lines for the provenance of a page, on the finished ones of these run folders; none without any.
 
     ``made_by``: the command that started all of them, if there is one, in place of their own commands.
     """
@@ -79,10 +58,10 @@ def heading(runs: Sequence[Path], made_by: str = "") -> list[str]:
 
 
 def _several(texts: Sequence[str]) -> str:
-    """Join the different texts, at most ``_MOST`` of them."""
+    """Join the different texts, at most ``_MAX_LISTED`` of them."""
     different = [text for text in dict.fromkeys(texts) if text]
-    more = f"; and {len(different) - _MOST} more" if len(different) > _MOST else ""
-    return "; ".join(different[:_MOST]) + more
+    more = f"; and {len(different) - _MAX_LISTED} more" if len(different) > _MAX_LISTED else ""
+    return "; ".join(different[:_MAX_LISTED]) + more
 
 
 def _budget(results: Sequence[Results]) -> str:

@@ -13,14 +13,13 @@ from rich.console import Console
 
 from mtl.analysis.conflicts import EARLY, draw
 from mtl.files.formatting import number, p_value
-from mtl.files.literals import escape_control, markdown
 from mtl.files.tables import Table
 from mtl.files.writing import write_json
-from mtl.report.page import Section, picture
+from mtl.report.page import PAGE, Page, Section, picture
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.statistics import DELTA
-from mtl.report.summary import PAGE, heading, write_report
+from mtl.report.summary import describe_runs
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import (
     ALONE,
@@ -92,19 +91,16 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
         "affinity": {"tasks": comparison.tasks, "percent": _json(affinity)},
     }
     write_json(comparison.folder / "share.json", content)
-    text = (
-        "\n\n".join(markdown(line if line.endswith(".") else f"{line}.") for line in lines)
-        + f"\n\n    {escape_control(command)}"
-    )
     conflicts = comparison.conflicts()
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
-        Section("Answers", text, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
+        Section("Answers", lines, command, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
         Section("Affinities", tables=[_affinities(comparison.tasks, affinity)], figures=figures),
-        replace(section_of(runs, "Settings", curves={}), settings=None, text="For the record: they chose nothing."),
+        replace(section_of(runs, "Settings, for the record: they chose nothing", curves={}), comparison=None),
     ]
-    provenance = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
-    write_report(f"Should these tasks share? {comparison.folder.name}", provenance, sections, [runs], comparison.folder)
+    provenance = describe_runs([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
+    title = f"Should these tasks share? {comparison.folder.name}"
+    Page(title, sections, runs.table, provenance).write(comparison.folder)
     console = Console(highlight=False)
     console.print("\n".join(["", *lines]), markup=False)
     console.print(command, soft_wrap=True, markup=False)

@@ -19,16 +19,16 @@ from mtl.data_modules.split_rows import SplitRows
 from mtl.data_modules.tables.cells import FILE, named
 from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
-from mtl.files.tables import Table, bullets
+from mtl.files.tables import Table
 from mtl.predictions import class_names
 from mtl.report.against import improvement
 from mtl.report.curves import curves_by_epoch
 from mtl.report.errors import Predictions, pictures_of_errors, residuals
-from mtl.report.page import Section, picture
+from mtl.report.page import Page, Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
 from mtl.report.statistics import Verdict
-from mtl.report.summary import heading, write_report
+from mtl.report.summary import describe_runs
 from mtl.runs.predictions_file import read_predictions
 from mtl.runs.results import MOST_TASKS, by_task
 from mtl.training.labeled_predictions import LabeledPredictions
@@ -106,9 +106,9 @@ def write_run_page(
         sections += _of_table(table, predictions, shown)
     costs = costs_of(runs)
     sections += [Section("Costs", tables=[costs])] if costs else []
-    kept = [each for each in sections if each.text or each.tables or each.figures or each.notes]
-    write_report(folder.resolve().name, heading([folder]), kept, [runs], folder)
-    return kept
+    sections = [section for section in sections if section.has_content]
+    Page(folder.resolve().name, sections, runs.table, describe_runs([folder])).write(folder)
+    return sections
 
 
 def _overview(results: Results, notes: Sequence[str]) -> Section:
@@ -118,7 +118,7 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
         lines, tables = [line.strip() for line in table.splitlines()], []
     else:
         lines, tables = [_sentence(*each, results) for each in results.main_metrics.items()], [table]
-    return Section("How good it is", bullets([*results.advice, *lines]), tables=tables, notes=notes)
+    return Section("How good it is", [*results.advice, *lines], tables=tables, notes=notes)
 
 
 def _sentence(task: str, metric: str, results: Results) -> str:

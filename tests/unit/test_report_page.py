@@ -9,22 +9,27 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
 from mtl.files.literals import markdown, plain
 from mtl.files.tables import Bold, Table
-from mtl.report.page import html as html_of
-from mtl.report.page import linked, picture, write_page
+from mtl.report.page import Link, Page, Section, picture
 from mtl.report.runs import read_named_runs
 from mtl.report.section import costs_of, section_of
-from mtl.report.summary import heading
+from mtl.report.summary import describe_runs
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}
 NASTY = '<script>alert("x")</script> & <b>|'
 Named = dict[Path, tuple[str, int | None]]
+
+
+def html_of(section: Section, *lead: str, title: str = "") -> str:
+    return Page(title, [section], pl.DataFrame(), lead=[lead] if lead else []).html()
 
 
 def rows_of(page: str) -> list[list[str]]:
@@ -54,13 +59,13 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     drawn = picture(Figure(figsize=(1, 1)), "a caption")
     (routing / "weights_over_training_layer_0.png").write_bytes(drawn.png)
     published = {"COMET": {"test/loss": (0.49, 0.01), "test/other": (1.0, None)}}
-    section = replace(section_of(read_named_runs(named, NASTY), NASTY, published=published, curves={}), text="one")
-    pictures = linked([section], "x", every=True)
-    page = html_of(NASTY, write_page(NASTY, [section], markdown(NASTY), pictures=pictures), pictures)
+    section = replace(section_of(read_named_runs(named, NASTY), NASTY, published=published, curves={}), command=NASTY)
+    page = html_of(section, NASTY, Bold(NASTY), title=NASTY)
     assert "<script" not in page
     assert "<b>" not in page
     assert not re.search(r"https?:|@import|url\(", page)
-    [address] = re.findall(r'(?:src|href)="([^"]*)"', page)
+    [address, csv] = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert csv == "summary.csv"
     assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == drawn.png
     table = {row[0]: row[1:] for row in rows_of(page)[:6]}
     assert list(table) == [NASTY, "COMET", "COMET, published", "alone", "broken"]  # the header has the same name
@@ -70,7 +75,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert table[NASTY] == ["2", "0.6050 ± 0.0050", "+19 [5, 32]", "0.7000 (1/2)"]
     assert table["broken"] == ["0 of 1", "- (0/1)", "-", "- (0/1)"]
     assert "<strong>+19 [5, 32]</strong>" in page
-    assert "Welch's t test, bold if it excludes 0; 2 comparisons, not corrected" in page
+    assert "t test, bold if it excludes 0; 2 comparisons, not corrected" in page
     assert page.count("is worse by 19 % [5, 32]; 2 are undecided.") == 1
     assert page.index("is worse by 19 %") < page.index("<table")
     assert "1 of 6 runs have not finished:" in page
@@ -79,16 +84,14 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
 
 def test_pictures_of_experts_begin_a_line_of_their_own() -> None:
     curve = picture(Figure(figsize=(1, 1)), "a curve")
-    pictures = {"1": curve, "2": replace(curve, drawn_by_run=True), "3": replace(curve, drawn_by_run=True)}
-    page = html_of("", "\n\n".join(f"![]({name})" for name in pictures), pictures)
+    drawn_by_run = replace(curve, drawn_by_run=True)
+    page = html_of(Section("", figures=[curve, drawn_by_run, drawn_by_run]))
     assert re.findall("<div>|<figure", page) == ["<figure", "<div>", "<figure", "<figure"]
 
 
 def test_verdicts_have_colours_and_no_other_text_has() -> None:
-    page = html_of(
-        "", Table(["claim", "verdict"], [["holds water", Bold("contradicted")], ["b", "holds"]]).markdown(), {}
-    )
-    assert re.findall(r'<td class="(\w+)">(.*?)</td>', page) == [
+    table = Table(["claim", "verdict"], [["holds water", Bold("contradicted")], ["b", "holds"]])
+    assert re.findall(r'<td class="(\w+)">(.*?)</td>', html_of(Section("", tables=[table]))) == [
         ("contradicted", "<strong>contradicted</strong>"),
         ("holds", "holds"),
     ]
@@ -113,13 +116,19 @@ MARKUP = [
 
 @pytest.mark.parametrize("name", MARKUP)
 def test_names_are_text_whatever_they_look_like(name: str) -> None:
-    text = f"{markdown(name)}\n\n{Table(['x', name], [['a', name]], name, [name]).markdown()}"
-    assert html.unescape(re.sub(r"<[^>]+>", "", html_of("", text, {}))).count(name) == 5
+    def page(cell: str) -> Page:
+        section = Section(name, [name], name, tables=[Table(["x", name], [["a", cell]], name, [name])], notes=[name])
+        return Page(name, [section], pl.DataFrame(), [name], [[cell, Link("a", "b")]])
+
+    read = MarkdownIt("commonmark", {"html": False}).enable("table").render(page(name).markdown())
+    for written in (page(name).html(), page(Bold(name)).html(), read):
+        body = written.rpartition("</head>")[2]
+        assert html.unescape(re.sub(r"<[^>]+>", "", body)).count(name) == 11
     assert plain(markdown(name)) == name
 
 
-def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
-    assert heading([tmp_path]) == []
+def test_the_page_says_where_the_numbers_come_from(tmp_path: Path) -> None:
+    assert describe_runs([tmp_path]) == []
     folders = [write_run(tmp_path / str(n), [], {"loss": 1.0}, {}, n) for n in range(3)]
     for number, folder in enumerate(folders[:2]):
         record = json.loads((folder / "results.json").read_text())
@@ -132,7 +141,7 @@ def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
         record |= {"versions": {"mtl": "0.1", "commit": "0123456789abcdef-dirty"}, "command": "mtl train"}
         (folder / "results.json").write_text(json.dumps(record))
     (folders[2] / "results.json").unlink()
-    assert heading(folders) == [
+    assert describe_runs(folders) == [
         "Runs: 2 of 3 finished, 2026-01-01 10:20 to 2026-01-02 10:20.",
         "Budget: 10 to 20 epochs a run, 30 minutes of training in all.",
         "Data: unnamed (visits.csv), rows: 1,000 train, 50 val",

@@ -88,7 +88,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert found == [f"{key}{seed}" for key in ("a2", "a4", "b3") for seed in "012"]
     assert [words["seed"] for words in runs] == sorted(words["seed"] for words in runs)  # whole seeds first
     folder = tmp_path / "paper" / "mine" / "laptop"
-    html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    html, markdown = (folder / "report.html").read_text(), (folder / "summary.md").read_text()
     for text in ("A &lt;title&gt;", "gate &lt;a&gt;", "less of everything"):
         assert text in html
     for text in (
@@ -107,7 +107,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     page = (tmp_path / "page" / "mine.md").read_text()
     pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
     assert re.findall(r"!\[.+\]\((.+)\)", page) == pictures == ["mine_1.png"]  # the curve of the tuning budget
-    assert re.sub(r"!\[.+\n\n?", "", page).strip().replace("mine.csv", "runs.csv") == markdown.strip()
+    assert re.sub(r"!\[.+\n\n?", "", page).strip().replace("mine.csv", "summary.csv") == markdown.strip()
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
     assert table.filter(setting="gate <a>")["test/mean_mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
     said = capsys.readouterr().out
@@ -143,10 +143,10 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     reproduce(tmp_path, only="first", **shortened)
     assert len((tmp_path / "words.txt").read_text().splitlines()) == 6
     folder = tmp_path / "paper" / "mine" / "laptop"
-    losses = pl.read_csv(folder / "runs.csv").group_by("setting").agg(pl.col("test/loss").sort()).sort("setting")
+    losses = pl.read_csv(folder / "summary.csv").group_by("setting").agg(pl.col("test/loss").sort()).sort("setting")
     assert losses["test/loss"].list.get(0).to_list() == pytest.approx([0.1, 0.1], abs=0.003)
     assert losses["test/loss"].list.get(1).to_list() == pytest.approx([1.1, 1.1], abs=0.003)
-    markdown = (folder / "report.md").read_text()
+    markdown = (folder / "summary.md").read_text()
     assert "| gate &lt;a>, published | 0.1 ± 0.005 |" in markdown
     assert "b: the best 2 of 3 trials (3 finished)." in markdown
     assert markdown.count("Tuning budget: validation loss") == 1
@@ -187,7 +187,7 @@ def test_search_prefers_trials_within_the_limit(tmp_path: Path) -> None:
 def test_report_of_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mine/laptop: nothing has been run yet"):
         reproduce(tmp_path, show=True, storage=None)
-    file = tmp_path / "paper" / "mine" / "laptop" / "report.md"
+    file = tmp_path / "paper" / "mine" / "laptop" / "summary.md"
     own = ["scales.laptop.seeds=1", "only=second,c"]
     reproduce(tmp_path, ["data.epochs=2"], own, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})
     said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2."
@@ -265,7 +265,7 @@ def test_trials_of_a_search_continue_the_first_run_of_the_chosen_options(tmp_pat
 def test_a_joint_table_has_means_best_runs_and_claims(tmp_path: Path) -> None:
     """The losses are |x - 2| + 0.1 + 0.001 * seed."""
     reproduce(tmp_path, **JOINT)
-    markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
+    markdown = (tmp_path / "paper" / "mine" / "laptop" / "summary.md").read_text()
     assert "| a equals c. | undecided |" in markdown
     assert "## Both" in markdown
     row = next(line for line in markdown.splitlines() if line.startswith("| a | 0.10100"))
@@ -273,7 +273,7 @@ def test_a_joint_table_has_means_best_runs_and_claims(tmp_path: Path) -> None:
     assert "| a | 0.1 | 1.1 | 0.6 |" in markdown
     assert "| a, published | 0.1 | - | 0.6 |" in markdown
     reproduce(tmp_path, only="one,a", show=True, **JOINT)
-    assert "## Both" not in (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
+    assert "## Both" not in (tmp_path / "paper" / "mine" / "laptop" / "summary.md").read_text()
 
 
 SEARCH = {"text": "Fewer *trials*.", "group": "first", "column": "test/loss", "method": "a", "than": ["b"], "times": 2}
