@@ -13,9 +13,9 @@ from mtl.checks import InputError
 
 from .cells import Cells, expected_date, expected_number, is_date, is_list, parse, parse_dates
 from .formats import DATE_FORMATS, Fit, best_fit, number_formats, some_values
-from .options import TableOptions
+from .options import ColumnKind, TableOptions
 
-Kind = Literal["category", "number", "date", "list", "text", "identifier", "free text"]
+Kind = Literal[ColumnKind, "identifier", "free text"]
 
 TWO_NUMBERS = r"\d\D+\d"  # a date has them in every format
 # A text column of which at least this fraction are numbers (or dates) is a numeric (date) column with mistakes

@@ -19,6 +19,7 @@ from mtl.types import TaskSpec
 
 from .cells import Cells, Remarks
 from .chain_labels import find_filled_tasks
+from .columns.base import Learner
 from .columns.category import CategoryLearner
 from .columns.date import DateLearner, part_names
 from .columns.list import ListColumn, ListLearner
@@ -30,8 +31,7 @@ from .overview import log_overview
 from .profile import Blocks, Profile
 from .statistics import Sample
 
-AnyLearner = CategoryLearner | NumberLearner | DateLearner | ListLearner
-LEARNERS: Mapping[str, type[AnyLearner]] = {
+LEARNERS: Mapping[str, type[Learner]] = {
     "category": CategoryLearner,
     "number": NumberLearner,
     "date": DateLearner,
@@ -96,19 +96,19 @@ def learn(
     for frame, file in blocks(needed) if needed else ():
         for name in needed:
             learners[name].add(Cells(frame, name, file, encoder.remarks, encoder.empty))
-    columns_by_name = {name: learner.column(rows, blocks) for name, learner in learners.items()}
+    columns_by_name: dict[str, Any] = {name: learner.column(rows, blocks) for name, learner in learners.items()}
     encoder.columns_by_name.update(sorted(columns_by_name.items(), key=lambda item: isinstance(item[1], ListColumn)))
     require(NUMERIC not in encoder.vocabularies, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
     encoder.filled_after.extend(find_filled_tasks(labels, specs, blocks))
     return encoder, specs
 
 
-def learner_of(profile: Profile, options: TableOptions, sample: pl.Series) -> AnyLearner:
+def learner_of(profile: Profile, options: TableOptions, sample: pl.Series) -> Learner:
     """Return what learns to read a column; ``sample``: some of its cells."""
     return LEARNERS["number" if profile.repeats else str(profile.kind)](profile, options, sample)
 
 
-def share_vocabularies(learners: Mapping[str, AnyLearner], options: TableOptions, where: str) -> None:
+def share_vocabularies(learners: Mapping[str, Learner], options: TableOptions, where: str) -> None:
     """Let each target and its lists have one vocabulary. Raises InputError if a target is no input."""
     for target in dict.fromkeys(options.targets.values()):
         lists = [name for name, other in options.targets.items() if other == target and name in learners]

@@ -16,6 +16,7 @@ from .formats import ACCEPTED, is_format
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 MIN_ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
 OnInvalid = Literal["error", "missing"]
+ColumnKind = Literal["category", "number", "date", "list", "text"]
 Separator = Annotated[
     str,
     matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
@@ -50,7 +51,7 @@ class ColumnOptions(StrictModel):
     list, or words and letter groups of a text, are read; None: as many as the longest training row has.
     """
 
-    kind: Literal["category", "number", "date", "list", "text"] | None = None
+    kind: ColumnKind | None = None
     ids: bool = False
     format: Annotated[str, AfterValidator(_check_format)] | None = None
     separator: str | None = None
