@@ -61,15 +61,15 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=8)
     parser.add_argument("--first", type=int, default=400, help="data.seed of the first problem")
     parser.add_argument("--rho", default="0.9", help="relatedness within a pair")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"tasks,problems,quantity,{','.join(f'first {part:.0%}' for part in PARTS)}")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        for pairs in given.pairs:
+        for pairs in args.pairs:
             tables = []
-            for seed in range(given.first, given.first + given.problems):
-                overrides = [f"data.num_pairs={pairs}", f"data.rho={given.rho}", f"data.seed={seed}"]
-                tables.append(measured(given.folder.absolute() / f"pairs{pairs}_rho{given.rho}_seed{seed}", overrides))
+            for seed in range(args.first, args.first + args.problems):
+                overrides = [f"data.num_pairs={pairs}", f"data.rho={args.rho}", f"data.seed={seed}"]
+                tables.append(measured(args.folder.absolute() / f"pairs{pairs}_rho{args.rho}_seed{seed}", overrides))
             for quantity in ("affinity", "cosine"):
                 shares = [np.mean([found(table, quantity, part) for table in tables]) for part in PARTS]
                 print(

@@ -51,18 +51,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--heads", default="dense")
-    given = parser.parse_args()
+    args = parser.parse_args()
     logging.disable(logging.WARNING)
     print("seed  clicks  purchases  chain   clicked rows  constant")
     errors: dict[str, list[float]] = {"chain": [], "clicked": [], "constant": []}
-    for seed in range(given.seeds):
-        table = simulated(2 * given.rows, seed)
-        rows, test = table[: given.rows].drop("p_click", "p_given"), table[given.rows :]
+    for seed in range(args.seeds):
+        table = simulated(2 * args.rows, seed)
+        rows, test = table[: args.rows].drop("p_click", "p_given"), table[args.rows :]
         clicked = rows.filter(pl.col("click") == 1).drop("click")
-        common: dict[str, Any] = {"gate": "softmax", "seed": seed, "max_epochs": given.epochs, "progress": False}
+        common: dict[str, Any] = {"gate": "softmax", "seed": seed, "max_epochs": args.epochs, "progress": False}
         options = {name if "." in name else f"data.{name}": value for name, value in OPTIONS.items()}
         tasks = {"click": "binary", "purchase": {"kind": "binary", "after": "click"}}
-        chain = mtl.fit(rows, tasks, options=options | {"heads": given.heads}, batch_size=256, **common)
+        chain = mtl.fit(rows, tasks, options=options | {"heads": args.heads}, batch_size=256, **common)
         alone = mtl.fit(clicked, {"purchase": "binary"}, options=options, batch_size=256, **common)
         found = {
             "chain": chain.predict(test)["purchase_probability_given_click"],

@@ -39,13 +39,13 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder for the tables")
     for name, (kind, default, text) in more.items():
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.device != "cpu":  # setting a default device slows every call down, even cpu
-        torch.set_default_device(given.device)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.device != "cpu":  # setting a default device slows every call down, even cpu
+        torch.set_default_device(args.device)
     memory.keep_freed_memory()  # as training does; the other libraries benefit too
     torch.manual_seed(0)
-    return given
+    return args
 
 
 def listed(text: str) -> list[str]:
@@ -99,19 +99,19 @@ def libmtl(module: str) -> Any:
         return None
 
 
-def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
+def write(args: argparse.Namespace, name: str, title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     """Print a table, and write it to ``<out>/<name>.md`` (three significant digits) and ``<out>/<name>.json``."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
-    where = f"{torch.get_num_threads()} threads" if given.device == "cpu" else torch.cuda.get_device_name()
+    where = f"{torch.get_num_threads()} threads" if args.device == "cpu" else torch.cuda.get_device_name()
     machine = {"torch": torch.__version__, "machine": processor(), "device": where}
-    head = f"torch {torch.__version__}, {where}, {given.rounds} rounds. {processor()}."
+    head = f"torch {torch.__version__}, {where}, {args.rounds} rounds. {processor()}."
     text = "\n".join([f"## {title}", "", head, *notes, "", *lines, ""])
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"{name}.md").write_text(text)
-    content = {"title": title, "notes": list(notes), "rounds": given.rounds, **machine, "rows": list(rows)}
-    (given.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{name}.md").write_text(text)
+    content = {"title": title, "notes": list(notes), "rounds": args.rounds, **machine, "rows": list(rows)}
+    (args.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(text)
 
 

@@ -61,12 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data/ml-100k"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = ratings(given.data)
+    rows = ratings(args.data)
     ends = [round((FIRST + SHARE * step) * len(rows)) for step in range(STEPS + 2)]
     found: dict[str, list[dict[str, float]]] = {"first": [], "continued": [], "careful": [], "anew": []}
-    for seed in given.seeds:
+    for seed in args.seeds:
         with tempfile.TemporaryDirectory() as folder:
             trained("first", rows, ends, 0, Path(folder), seed)
             for step, way in itertools.product(range(1, STEPS + 1), found):

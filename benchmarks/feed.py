@@ -59,16 +59,16 @@ def feed(path: str, rank: int, processes: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    given = common.options(
+    args = common.options(
         __doc__,
         rounds=3,
         rows=(int, 4_000_000, "rows of the table"),
         processes=(common.listed, ["1", "2", "4"], "numbers of processes"),
     )
-    found: dict[int, list[tuple[float, float]]] = {int(number): [] for number in given.processes}
+    found: dict[int, list[tuple[float, float]]] = {int(number): [] for number in args.processes}
     with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder), given.rows)
-        for _ in range(given.rounds):
+        make(Path(folder), args.rows)
+        for _ in range(args.rounds):
             for processes, values in found.items():
                 speeds, reads = zip(*(feed(folder, rank, processes) for rank in range(processes)), strict=True)
                 values.append((min(speeds), sum(reads)))

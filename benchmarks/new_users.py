@@ -58,12 +58,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data/ml-100k"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.01, 0.03, 0.1, 0.3])
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = ratings(given.data)
+    rows = ratings(args.data)
     for start in (0.6, 0.8):
-        for share in given.shares:
-            found = [losses(rows, start, share, seed) for seed in range(given.seeds)]
+        for share in args.shares:
+            found = [losses(rows, start, share, seed) for seed in range(args.seeds)]
             means = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
             shown = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items() if share == 0 or "mean" not in name)
             print(f"first {start:.0%} of the ratings, share {share}: {shown}", flush=True)

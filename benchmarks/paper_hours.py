@@ -95,11 +95,11 @@ def measure() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=sorted(path.stem for path in (CONF / "paper").glob("*.yaml")))
     parser.add_argument("--data", default="data", help="folder of the data sets")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with opened():
-        for name in given.names:
+        for name in args.names:
             try:
-                print(f"{name}: {hours(name, given.data):.2g} hours", flush=True)
+                print(f"{name}: {hours(name, args.data):.2g} hours", flush=True)
             except InputError as error:
                 print(error, flush=True)
 

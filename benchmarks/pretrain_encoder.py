@@ -47,26 +47,26 @@ def main() -> None:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    given = parser.parse_args()
-    torch.manual_seed(given.seed)
-    generator = torch.Generator().manual_seed(given.seed)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    generator = torch.Generator().manual_seed(args.seed)
     data = GlueDataModule(
-        given.data_dir, given.tasks, vocabulary=given.vocabulary, download=False, batch_size=given.batch_size
+        args.data_dir, args.tasks, vocabulary=args.vocabulary, download=False, batch_size=args.batch_size
     )
     data.setup()
     config = BertConfig(
         vocab_size=data.encoder.vocab,
-        hidden_size=given.hidden,
-        num_hidden_layers=given.layers,
-        num_attention_heads=max(1, given.hidden // 64),
-        intermediate_size=4 * given.hidden,
+        hidden_size=args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=max(1, args.hidden // 64),
+        intermediate_size=4 * args.hidden,
         max_position_embeddings=128,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
     model = BertForMaskedLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), given.learning_rate, weight_decay=0.01, fused=True)
-    steps = given.epochs * len(data.train_dataloader())
+    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate, weight_decay=0.01, fused=True)
+    steps = args.epochs * len(data.train_dataloader())
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.05 * steps), 1.0) * max(0.0, 1 - step / steps)
     )
@@ -79,7 +79,7 @@ def main() -> None:
         return torch.nn.functional.cross_entropy(model.cls(state[chosen]), labels[chosen])
 
     started = time.time()
-    for epoch in range(given.epochs):
+    for epoch in range(args.epochs):
         model.train()
         for batch in data.train_dataloader():
             loss = loss_of(batch.inputs)
@@ -94,9 +94,9 @@ def main() -> None:
         minutes = (time.time() - started) / 60
         print(f"epoch {epoch + 1}: validation loss {sum(losses) / len(losses):.3f}, {minutes:.1f} min", flush=True)
     model.bert.config.hidden_dropout_prob = model.bert.config.attention_probs_dropout_prob = 0.1
-    model.bert.save_pretrained(given.folder)
+    model.bert.save_pretrained(args.folder)
     for file in Path(data.encoder.source).iterdir():
-        shutil.copy(file, given.folder)
+        shutil.copy(file, args.folder)
 
 
 if __name__ == "__main__":

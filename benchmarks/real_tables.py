@@ -501,18 +501,18 @@ def main() -> None:
     usual = [name for name in every if name not in SLOW]
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
     parser.add_argument("--try", dest="words", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")
-    given = parser.parse_args()
-    out = OPTIONS if given.overrides else OUT
-    if given.overrides:
-        given.contenders = ["ensemble", *(f"ensemble{WITH}{word}" for word in given.overrides)]
-        given.tables = [name for name in given.tables if not OmegaConf.load(TABLES / f"{name}.yaml").held_out]
+    args = parser.parse_args()
+    out = OPTIONS if args.overrides else OUT
+    if args.overrides:
+        args.contenders = ["ensemble", *(f"ensemble{WITH}{word}" for word in args.overrides)]
+        args.tables = [name for name in args.tables if not OmegaConf.load(TABLES / f"{name}.yaml").held_out]
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     rows: list[dict[str, Any]] = pl.read_csv(out).to_dicts() if out.exists() else []
     done = {(row["table"], row["split"], row["contender"]) for row in rows}
-    for split in given.splits:
-        for name in given.tables:
-            for contender in given.contenders:
+    for split in args.splits:
+        for name in args.tables:
+            for contender in args.contenders:
                 if (name, split, contender) in done:
                     continue
                 new = results(name, split, contender)

@@ -62,17 +62,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--port", type=int, default=8123)
-    given = parser.parse_args()
+    args = parser.parse_args()
     print("| workers | clients | requests a second | median, ms | 99th percentile, ms |\n|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*MTL, "train", *WORDS, f"paths.run_dir={folder}/run"], check=True, capture_output=True)
-        for workers in given.workers:
-            command = [*MTL, "serve", f"{folder}/run", "--port", str(given.port), "--workers", str(workers)]
+        for workers in args.workers:
+            command = [*MTL, "serve", f"{folder}/run", "--port", str(args.port), "--workers", str(workers)]
             with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-                wait_for(given.port)
+                wait_for(args.port)
                 time.sleep(10 * workers)  # until all have loaded the network
-                for clients in given.clients:
-                    rate, median, slow = asyncio.run(load(given.port, clients, given.seconds))
+                for clients in args.clients:
+                    rate, median, slow = asyncio.run(load(args.port, clients, args.seconds))
                     print(f"| {workers} | {clients} | {rate:.0f} | {median:.1f} | {slow:.1f} |", flush=True)
                 server.send_signal(signal.SIGINT)
 

@@ -94,7 +94,7 @@ def measured(way: str, rows: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    given = common.options(
+    args = common.options(
         __doc__,
         rounds=1,
         rows=(common.listed, ["1000", "10000"], "thousands of rows"),
@@ -102,9 +102,9 @@ def main() -> None:
     )
     print("| thousand rows | way | processes | ms a step | GB of a process | tables |")
     print("|---|---|---|---|---|---|")
-    for thousands in map(int, given.rows):
-        for way in given.ways:
-            seconds, growth = min(measured(way, thousands * 1000) for _ in range(given.rounds))
+    for thousands in map(int, args.rows):
+        for way in args.ways:
+            seconds, growth = min(measured(way, thousands * 1000) for _ in range(args.rounds))
             tables = growth / (thousands * 1000 * WIDTH * 4)
             numbers = f"{seconds * 1e3:.1f} | {growth / 1e9:.2f} | {tables:.1f}"
             print(f"| {thousands:,} | {way} | {WAYS[way]} | {numbers} |", flush=True)

@@ -60,11 +60,11 @@ def in_process(folder: Path) -> Launch:
 
 def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
     """Return the line of one problem."""
-    own = [f"name=rho{rho}_{number}", "gates=[]", "every_n_steps=10"]
-    given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}"]
-    own, given = split_overrides([*own, *given, *words], OWN)
+    overrides = [f"name=rho{rho}_{number}", "gates=[]", "every_n_steps=10", *PROBLEM, f"data.rho={rho}"]
+    overrides += [f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}", *words]
+    of_share, of_runs = split_overrides(overrides, OWN)
     with contextlib.redirect_stdout(io.StringIO()):
-        content = write(share(hydra.compose("share", own), given, in_process), [*own, *given])
+        content = write(share(hydra.compose("share", of_share), of_runs, in_process), [*of_share, *of_runs])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}
     true = [[f"{pair}_0", f"{pair}_1"] for pair in sorted(pairs)]
     shares = sum(line.startswith(f"{task}: better") for task, line in content["answers"].items())

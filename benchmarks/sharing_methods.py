@@ -269,18 +269,18 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=[*CONTENDERS], choices=[*CONTENDERS])
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = pl.read_csv(OUT).to_dicts() if OUT.exists() else []
     done = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
     wanted = [
         (table, split, contender, trial)
-        for trial in range(given.trials)
-        for split in given.splits
-        for table in given.tables
-        for contender in given.contenders
+        for trial in range(args.trials)
+        for split in args.splits
+        for table in args.tables
+        for contender in args.contenders
     ]
     spawned = get_context("spawn")  # a fork would inherit the locks of polars' threads
-    with ProcessPoolExecutor(given.jobs, spawned) as pool, OUT.open("a", newline="") as file:
+    with ProcessPoolExecutor(args.jobs, spawned) as pool, OUT.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if not rows:
             writer.writeheader()

@@ -233,39 +233,39 @@ def timed(networks: Mapping[str, nn.Module], case: Case, rounds: int, precision:
 
 
 def main() -> None:
-    given = options(
+    args = options(
         __doc__,
         rounds=8,
         precision=(str, "32", "32, or bf16: training under autocast to bfloat16"),
         tables=(str, "movielens,tasks,experts,weightings", "which tables, with commas"),
     )
-    notes = [f"Training in {given.precision}."] + ([] if peers() else ["LibMTL is not installed: it is left out."])
-    if "movielens" in given.tables:
+    notes = [f"Training in {args.precision}."] + ([] if peers() else ["LibMTL is not installed: it is left out."])
+    if "movielens" in args.tables:
         networks: dict[str, nn.Module] = {BASELINE: SeparateModules(), **peers()}
         networks |= {f"ours, {name}, dense": ours(gate) for name, gate in GATES.items()}
         networks |= {f"ours, {name}, sparse": ours(GATES[name], "sparse") for name in ("topk", "hash")}
         networks |= {f"ours, comet decided, {way}": decided(way) for way in ("dense", "sparse", "auto")}
-        rows = timed(networks, MOVIELENS, given.rounds, given.precision, 8192)
-        write(given, "step", "A step of the MovieLens network", rows, notes)
-    if "tasks" in given.tables:
+        rows = timed(networks, MOVIELENS, args.rounds, args.precision, 8192)
+        write(args, "step", "A step of the MovieLens network", rows, notes)
+    if "tasks" in args.tables:
         networks = {BASELINE: SeparateModules(MANY_TASKS), **peers(MANY_TASKS)}
         networks |= {f"ours, {name}, dense": ours(GATES[name], case=MANY_TASKS) for name in ("softmax", "comet")}
         networks["ours, comet decided, sparse"] = decided("sparse", MANY_TASKS)
-        rows = timed(networks, MANY_TASKS, given.rounds, given.precision)
-        write(given, "step_tasks", "A step of a network with 128 tasks, 32 units wide", rows, notes)
-    if "experts" in given.tables:
+        rows = timed(networks, MANY_TASKS, args.rounds, args.precision)
+        write(args, "step_tasks", "A step of a network with 128 tasks, 32 units wide", rows, notes)
+    if "experts" in args.tables:
         rows = []
         for number in (4, 16, 64, 256, 1024):
             case, networks = Case(experts=number), {}
             if number <= 256:
                 networks = {BASELINE: SeparateModules(case), "ours, topk, dense": ours(GATES["topk"], case=case)}
             networks["ours, topk, sparse"] = ours(GATES["topk"], "sparse", case)
-            rows += [{"experts": number} | row for row in timed(networks, case, given.rounds, given.precision)]
-        write(given, "step_experts", "Many experts, two per sample", rows, notes)
-    if "weightings" in given.tables:
+            rows += [{"experts": number} | row for row in timed(networks, case, args.rounds, args.precision)]
+        write(args, "step_experts", "Many experts, two per sample", rows, notes)
+    if "weightings" in args.tables:
         for number, case in ((2, MOVIELENS), (8, EIGHT_TASKS)):
             title = f"A step with each weighting, {number} tasks"
-            write(given, f"step_weightings_{number}", title, weightings(case, given.rounds), notes)
+            write(args, f"step_weightings_{number}", title, weightings(case, args.rounds), notes)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def ours(model: Any) -> Callable[[Batch], Tensor]:
 
 
 def main() -> None:
-    given = options(
+    args = options(
         __doc__,
         6,
         layers=(int, 4, "layers of the encoder"),
@@ -108,10 +108,10 @@ def main() -> None:
     )
     config = {
         "vocab_size": VOCAB,
-        "hidden_size": given.hidden,
-        "num_hidden_layers": given.layers,
-        "num_attention_heads": given.hidden // 64,
-        "intermediate_size": 4 * given.hidden,
+        "hidden_size": args.hidden,
+        "num_hidden_layers": args.layers,
+        "num_attention_heads": args.hidden // 64,
+        "intermediate_size": 4 * args.hidden,
     }
     spec = DataSpec({"tokens": Tokens(VOCAB, LONGEST), "segments": Tokens(2, LONGEST)}, [TaskSpec("task", "binary")])
     build = partial(Transformer, spec, EXPERTS, StackedFFN, heads=Heads, config=config, dropout=0.1, execution="sparse")
@@ -122,17 +122,17 @@ def main() -> None:
         "dense": build(gate=top1, mixture_layers=[]),
         "top-1 of 4": build(gate=top1),
         "COMET of 4": build(gate=comet),
-        "naive top-1 of 4": naive(bert, given.hidden),
+        "naive top-1 of 4": naive(bert, args.hidden),
     }
     with torch.no_grad():
         for name, parameter in models["COMET of 4"].named_parameters():
             if name.endswith("split_weight"):
                 parameter.mul_(1e5)  # every split saturates: one expert for each token
     calls = {name: (theirs if isinstance(model, BertModel) else ours)(model) for name, model in models.items()}
-    half = partial(torch.autocast, torch.get_default_device().type, torch.bfloat16, given.precision == "bf16")
+    half = partial(torch.autocast, torch.get_default_device().type, torch.bfloat16, args.precision == "bf16")
     rows: list[Row] = []
     for kind in ("no padding", "bucketed", "random lengths"):
-        inputs = batch(kind, given.rows)
+        inputs = batch(kind, args.rows)
         real = int((inputs["tokens"] != 0).sum())
 
         def train(name: str, inputs: Batch = inputs) -> None:
@@ -148,7 +148,7 @@ def main() -> None:
         for what, run in (("training", train), ("forward", forward)):
             for model in models.values():
                 model.train(what == "training")
-            ms = undisturbed(take_turns({name: partial(run, name) for name in models}, given.rounds, 4))
+            ms = undisturbed(take_turns({name: partial(run, name) for name in models}, args.rounds, 4))
             for name, value in ms.items():
                 ratios = {"of transformers": value / ms["transformers"], "tokens/s": 1000 * real / value}
                 rows.append({"batch": kind, "pass": what, "model": name, "ms": value} | ratios)
@@ -157,11 +157,11 @@ def main() -> None:
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         steps[name] = torch.optim.AdamW(model.parameters(), fused=True).step
-    for name, value in undisturbed(take_turns(steps, given.rounds)).items():
+    for name, value in undisturbed(take_turns(steps, args.rounds)).items():
         rows.append({"batch": "any", "pass": "AdamW", "model": name, "ms": value})
-    title = f"Transformer of {given.layers} layers, {given.hidden} wide, {given.rows} rows of up to {LONGEST} tokens"
-    notes = [f"In {given.precision}.", "Times are first deciles: other jobs disturb these least."]
-    write(given, "transformer", title, rows, notes)
+    title = f"Transformer of {args.layers} layers, {args.hidden} wide, {args.rows} rows of up to {LONGEST} tokens"
+    notes = [f"In {args.precision}.", "Times are first deciles: other jobs disturb these least."]
+    write(args, "transformer", title, rows, notes)
 
 
 if __name__ == "__main__":

@@ -73,9 +73,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks" / "trees")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    path, seeds = given.out.absolute() / "messy.csv", range(1, given.seeds + 1)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    path, seeds = args.out.absolute() / "messy.csv", range(1, args.seeds + 1)
     messy().write_csv(path)
     print(shlex.join(["mtl", "train", "-m", "gate=softmax", *words(path), f"seed={','.join(map(str, seeds))}"]))
     data = TableDataModule(str(path), TASKS, batch_size=512)
@@ -83,7 +83,7 @@ def main() -> None:
     table = pl.DataFrame([{"seed": seed} | trees(data, seed) for seed in seeds])
     print(table.write_csv())
     for name in table.columns[1:]:
-        print(f"{name}: {table[name].mean():.4f} ± {table[name].std() / given.seeds**0.5:.4f}")
+        print(f"{name}: {table[name].mean():.4f} ± {table[name].std() / args.seeds**0.5:.4f}")
 
 
 if __name__ == "__main__":

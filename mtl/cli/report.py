@@ -12,7 +12,7 @@ from typing import Any
 from mtl.checks import require, require_packages
 from mtl.cli.errors import one_line_errors
 
-WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
+STUDY_OVERRIDES = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="mtl report", description=__doc__)
     of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as for mtl tune"
     parser.add_argument(
-        "given", nargs="+", metavar="FOLDER", help=f"a run, or any folder that contains runs; or {of_study}"
+        "folders", nargs="+", metavar="FOLDER", help=f"a run, or any folder that contains runs; or {of_study}"
     )
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
     parser.add_argument(
@@ -36,18 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     where = "the data of the run; default $MTL_DATA_DIR or data"
     parser.add_argument("--data-dir", metavar="FOLDER", help=where)
     with one_line_errors():
-        given = parser.parse_args(arguments)
-        if not (given.also or given.baseline) and (run := finished(given.given)):
-            return show_run(run, given.trust, given.curve, given.latex, given.data_dir)
-        curves = dict.fromkeys(given.curve, 1)
-        compare_given(given.given, given.latex, also=given.also, baseline=given.baseline, curves=curves)
+        args = parser.parse_args(arguments)
+        if not (args.also or args.baseline) and (run := finished_run(args.folders)):
+            return show_run(run, args.trust, args.curve, args.latex, args.data_dir)
+        curves = dict.fromkeys(args.curve, 1)
+        compare_runs(args.folders, args.latex, also=args.also, baseline=args.baseline, curves=curves)
 
 
-def finished(given: Sequence[str]) -> Path | None:
-    """Return the folder that ``given`` names if it is that of one run, which has finished."""
+def finished_run(folders: Sequence[str]) -> Path | None:
+    """Return the folder if there is only one, and it is that of a run that has finished."""
     from mtl.report.runs import read_results
 
-    return next((Path(argument) for argument in given if len(given) == 1 and read_results(Path(argument))[0]), None)
+    return Path(folders[0]) if len(folders) == 1 and read_results(Path(folders[0]))[0] else None
 
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool, data_dir: str | None = None) -> None:
@@ -59,10 +59,10 @@ def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool
     _show(sections, sections[:1], run, latex)
 
 
-def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> None:
-    """Compare the folders or studies that the arguments ``given`` name; ``options``: as in ``section_of``.
+def compare_runs(arguments: Sequence[str], latex: bool = False, **options: Any) -> None:
+    """Compare the runs in folders, or the trials of studies, that the ``arguments`` name.
 
-    ``latex``: also write the tables in LaTeX.
+    ``options``: as in ``section_of``. ``latex``: also write the tables in LaTeX.
     """
     options = {"curves": {}, **options}
     import polars as pl  # slow imports, which --help does not need
@@ -73,8 +73,8 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
     from mtl.report.summary import describe_runs
     from mtl.report.trials import section_of_trials
 
-    pairs = [argument.partition("=")[::2] for argument in given if argument.startswith(WORDS)]
-    folders = [Path(argument) for argument in given if not argument.startswith(WORDS)]
+    pairs = [argument.partition("=")[::2] for argument in arguments if argument.startswith(STUDY_OVERRIDES)]
+    folders = [Path(argument) for argument in arguments if not argument.startswith(STUDY_OVERRIDES)]
     studies, options_by_name = [value for name, value in pairs if name == "study"], dict(pairs)
     require(bool(folders or studies), "give folders of runs, or study=NAME")
     require(not (folders and studies), f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
@@ -84,18 +84,18 @@ def compare_given(given: Sequence[str], latex: bool = False, **options: Any) -> 
 
         folder = Path(options_by_name.get("paths.output_dir", "outputs")) / "studies"
         folders = [folder / name for name in studies]
-        found = [read_study(name, options_by_name.get("storage"), folder / name) for name in studies]
-        runs = [each.runs for each in found]
-        sections = [section_of_trials(each, name, **options) for each, name in zip(found, studies, strict=True)]
+        trials = [read_study(name, options_by_name.get("storage"), folder / name) for name in studies]
+        runs = [study.runs for study in trials]
+        sections = [section_of_trials(study, name, **options) for study, name in zip(trials, studies, strict=True)]
     else:
         runs = [read_runs(folders)]
         sections = []
-        for name, part in by_data([Path(run) for run in runs[0].table["run"]]).items():
-            own = read_runs(part)
-            section, others = section_of(own, name or "Comparison", **options), baselines_of(own)
-            sections.append(replace(section, tables=[*section.tables, others]) if others else section)
+        for name, paths in by_data([Path(run) for run in runs[0].table["run"]]).items():
+            part = read_runs(paths)
+            section, baselines = section_of(part, name or "Comparison", **options), baselines_of(part)
+            sections.append(replace(section, tables=[*section.tables, baselines]) if baselines else section)
     target = folders[0] if len(folders) == 1 else Path()
-    count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
+    count = f"{sum(len(group.table) for group in runs)} {'trials' if studies else 'runs'}"
     title = f"{_name(folders[0].resolve())}: {count}" if len(folders) == 1 else count
     table = pl.concat([group.table for group in runs], how="diagonal_relaxed")
     Page(title, sections, table, describe_runs([Path(run) for run in table["run"]])).write(target)
@@ -115,7 +115,7 @@ def _show(sections: Sequence[Any], printed: Sequence[Any], target: Path, latex: 
     from mtl.report.summary import show
 
     if latex:
-        tables = [table for each in sections for table in (*each.tables, each.costs) if table]
+        tables = [table for section in sections for table in (*section.tables, section.costs) if table]
         write_text(target / LATEX, "\n".join(table.latex() for table in tables))
     for section in printed:
         show(section, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}{f', {LATEX}' if latex else ''}")

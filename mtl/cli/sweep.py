@@ -88,7 +88,7 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError
-        from mtl.cli.report import compare_given
+        from mtl.cli.report import compare_runs
         from mtl.report.runs import find_runs
 
         atexit.unregister(self.stopped)
@@ -97,4 +97,4 @@ class SweepTable(Callback):
             find_runs([folder])
         except InputError:
             return  # no job has begun
-        compare_given([str(folder)])
+        compare_runs([str(folder)])

@@ -31,22 +31,22 @@ def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
     add("--trust", action="append", default=[], metavar="PACKAGE", help="your package, whose classes are trusted too")
-    own = "your own YAML files, whose classes are trusted"
-    add("--config-dir", action="append", default=[], metavar="FOLDER", help=own)
+    yaml = "your own YAML files, whose classes are trusted"
+    add("--config-dir", action="append", default=[], metavar="FOLDER", help=yaml)
     add("--version", action="version", version=f"mtl {__version__}")
     if out:
         add("--out", type=Path, help=f"where to write; default RUN/{out}")
     return parser
 
 
-def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
+def parse_arguments(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
     """Parse the arguments, and add the classes that ``--config-dir`` names to the trusted ones."""
-    given = parser.parse_args(arguments)
-    if given.config_dir:
+    args = parser.parse_args(arguments)
+    if args.config_dir:
         from mtl.checkpoints.trust import classes_in
 
-        given.trust += classes_in(given.config_dir)
-    return given
+        args.trust += classes_in(args.config_dir)
+    return args
 
 
 def add_table(parser: ArgumentParser, rows: str, nargs: str | None = None) -> None:
@@ -61,28 +61,28 @@ def add_table(parser: ArgumentParser, rows: str, nargs: str | None = None) -> No
     parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
 
 
-def loaded(given: Namespace, *others: str) -> Any:
-    """Return the network of the run that is ``given``, or a list with those of ``others``; first check the output."""
+def load_networks(args: Namespace, *others: str) -> Any:
+    """Return the network of ``args.run``, or a list of it and those of ``others``; first check the file to write."""
     from mtl.use.predict import check_out
     from mtl.use.trained import load
 
-    if given.out is not None:
-        check_out(given.out, given.rows, given.force)
-    found = [load(run, given.trust, given.device) for run in (given.run, *others)]
-    return found if others else found[0]
+    if args.out is not None:
+        check_out(args.out, args.rows, args.force)
+    networks = [load(run, args.trust, args.device) for run in (args.run, *others)]
+    return networks if others else networks[0]
 
 
-def write_table(given: Namespace, table: Any, what: str) -> None:
-    """Write a table to the file that is ``given`` and say so; ``what`` it has."""
+def write_table(args: Namespace, table: Any, content: str) -> None:
+    """Write a table to ``args.out`` and print that; ``content`` says what the table has."""
     from mtl.use.predict import table_file
 
-    with table_file(given.out) as write:
+    with table_file(args.out) as write:
         write(table)
-    print(f"{given.out}: {what}")
+    print(f"{args.out}: {content}")
 
 
 def beside(run: str, name: str) -> Path:
-    """Return the path ``name`` in the folder of a run, given as for ``mtl.load``."""
+    """Return the path ``name`` in the folder of a run, which is named as for ``mtl.load``."""
     from mtl.checkpoints.files import checkpoint_path
 
     return checkpoint_path(run).absolute().parent.parent / name
@@ -103,17 +103,17 @@ def predict(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.predict import predict_file, predicted, show
         from mtl.use.trained import load
 
-        options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts}
-        options |= {"batch_size": given.batch_size, "interval": given.interval}
-        if given.out is not None:
-            count = predict_file(given.run, given.rows, given.out, given.force, given.trust, given.device, **options)
-            print(f"{given.out}: predictions for {count:,} rows")
+        options = {"tasks": args.tasks, "keep": args.keep, "experts": args.experts}
+        options |= {"batch_size": args.batch_size, "interval": args.interval}
+        if args.out is not None:
+            count = predict_file(args.run, args.rows, args.out, args.force, args.trust, args.device, **options)
+            print(f"{args.out}: predictions for {count:,} rows")
             return
-        block, share = next(predicted(load(given.run, given.trust, given.device), given.rows, **options))
+        block, share = next(predicted(load(args.run, args.trust, args.device), args.rows, **options))
         show(block[:FIRST])
         if share < 1 or len(block) > FIRST:
             print("These are the first rows: add -o FILE to write the predictions for all of them.")
@@ -126,14 +126,14 @@ def importance(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="shuffles of each column; default 5")
     parser.add_argument("--seed", type=int, default=0, help="of the shuffles; default 0")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.predict import read_rows, show
 
-        model = loaded(given)
-        found = model.importance(read_rows(model, given.rows), given.repeats, given.seed, str(given.rows))
-        if given.out is None:
-            return show(found)
-        write_table(given, found, f"the importance of {found['column'].n_unique()} columns")
+        model = load_networks(args)
+        table = model.importance(read_rows(model, args.rows), args.repeats, args.seed, str(args.rows))
+        if args.out is None:
+            return show(table)
+        write_table(args, table, f"the importance of {table['column'].n_unique()} columns")
 
 
 def explain(arguments: Sequence[str] | None = None) -> None:
@@ -145,20 +145,20 @@ def explain(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=20, help="other cells that a cell is compared with; default 20")
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default 0")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.effects import in_words
         from mtl.use.predict import read_rows, show
 
-        model = loaded(given)
-        frame = read_rows(model, given.rows)
-        reference = frame if given.reference is None else read_rows(model, given.reference)
-        shown = frame if given.out else frame[:FIRST]
-        found = model.explain(shown, given.tasks, reference, given.samples, given.seed, str(given.rows))
-        if given.out is None:
-            show(in_words(model, shown, found, model.tasks_named(given.tasks)), wrap=True)
-            print(EFFECTS.format(given.samples))
+        model = load_networks(args)
+        frame = read_rows(model, args.rows)
+        reference = frame if args.reference is None else read_rows(model, args.reference)
+        shown = frame if args.out else frame[:FIRST]
+        effects = model.explain(shown, args.tasks, reference, args.samples, args.seed, str(args.rows))
+        if args.out is None:
+            show(in_words(model, shown, effects, model.tasks_named(args.tasks)), wrap=True)
+            print(EFFECTS.format(args.samples))
             return
-        write_table(given, found, f"effects of {found['column'].n_unique()} columns on {len(shown):,} rows")
+        write_table(args, effects, f"effects of {effects['column'].n_unique()} columns on {len(shown):,} rows")
 
 
 def drift(arguments: Sequence[str] | None = None) -> None:
@@ -168,19 +168,19 @@ def drift(arguments: Sequence[str] | None = None) -> None:
     changed = "population stability index above which a column has changed; default 0.2"
     parser.add_argument("--threshold", type=float, default=0.2, help=changed)
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.drift import describe_drift, format_drift
         from mtl.use.predict import read_rows, show
 
-        model = loaded(given)
-        frame = read_rows(model, given.rows)
-        found = model.drift(frame, given.threshold, where=str(given.rows))
-        if given.out is None:
-            show(format_drift(found))
+        model = load_networks(args)
+        frame = read_rows(model, args.rows)
+        table = model.drift(frame, args.threshold, where=str(args.rows))
+        if args.out is None:
+            show(format_drift(table))
         else:
-            write_table(given, found, f"{len(found)} columns and predictions")
-        print(describe_drift(found, len(frame)))
-        if found["drifted"].any():
+            write_table(args, table, f"{len(table)} columns and predictions")
+        print(describe_drift(table, len(frame)))
+        if table["drifted"].any():
             sys.exit(DRIFTED)
 
 
@@ -198,25 +198,25 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.compare import compare, compare_runs, in_words
         from mtl.use.predict import check_out, read_rows, show
 
-        if given.rows is None:
-            a, b = (Path(run) if Path(run).is_dir() else beside(run, "") for run in (given.run, given.other))
-            require(given.by is None, f"--by {given.by}: give the table with this column, mtl compare RUN_A RUN_B FILE")
-            if given.out is not None:
-                check_out(given.out, a / PREDICTIONS, given.force)
-            found = compare_runs(a, b, given.margin, given.resamples, given.seed)
+        if args.rows is None:
+            a, b = (Path(run) if Path(run).is_dir() else beside(run, "") for run in (args.run, args.other))
+            require(args.by is None, f"--by {args.by}: give the table with this column, mtl compare RUN_A RUN_B FILE")
+            if args.out is not None:
+                check_out(args.out, a / PREDICTIONS, args.force)
+            table = compare_runs(a, b, args.margin, args.resamples, args.seed)
         else:
-            a, b = loaded(given, given.other)
-            options = given.margin, given.by, given.resamples, given.seed, str(given.rows)
-            found = compare(a, b, read_rows(a, given.rows), *options)
-        if given.out is None:
-            show(found if given.by else found.drop("by"))
+            a, b = load_networks(args, args.other)
+            options = args.margin, args.by, args.resamples, args.seed, str(args.rows)
+            table = compare(a, b, read_rows(a, args.rows), *options)
+        if args.out is None:
+            show(table if args.by else table.drop("by"))
         else:
-            write_table(given, found, f"{len(found)} comparisons")
-        print("\n".join(in_words(found, given.margin)))
+            write_table(args, table, f"{len(table)} comparisons")
+        print("\n".join(in_words(table, args.margin)))
 
 
 def export(arguments: Sequence[str] | None = None) -> None:
@@ -224,11 +224,11 @@ def export(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.export import export_run
 
-        folder = Path(relative_to_cwd(given.out or beside(given.run, "exported")))
-        report = export_run(given.run, folder, given.onnx, given.trust)
+        folder = Path(relative_to_cwd(args.out or beside(args.run, "exported")))
+        report = export_run(args.run, folder, args.onnx, args.trust)
         for file, value in report["differences"].items():
             print(f"{folder / file}: differs from the network by at most {value:.1e} on random rows")
         if report["dense"]:
@@ -240,11 +240,11 @@ def card(arguments: Sequence[str] | None = None) -> None:
     """Write a folder for a model hub: weights, their description and a model card."""
     parser = parser_of("card", "Write weights, a description and a model card for a model hub", "card")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.card import FILES, write_card
 
-        folder = given.out or beside(given.run, "card")
-        write_card(beside(given.run, ""), folder, given.trust)
+        folder = args.out or beside(args.run, "card")
+        write_card(beside(args.run, ""), folder, args.trust)
         print(f"{relative_to_cwd(folder)}: {', '.join(FILES)}; mtl.load({relative_to_cwd(folder)!r}) reads it")
 
 
@@ -253,14 +253,14 @@ def prune(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("prune", "Extract the part of a trained network that a task uses", "pruned")
     parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from rich.console import Console
 
         from mtl.files.tables import Table
         from mtl.use.prune import prune_run
 
-        folder = given.out or beside(given.run, "pruned")
-        report = prune_run(given.run, given.task, folder, given.trust)
+        folder = args.out or beside(args.run, "pruned")
+        report = prune_run(args.run, args.task, folder, args.trust)
         columns, rows = ("pruned_parameters", "parameters", "pruned_flops", "flops"), list[list[str]]()
         for task, row in report.items():
             rows.append([task, *(f"{row[name]:,}" for name in columns), f"{row['difference']:.1e}"])
@@ -276,11 +276,11 @@ def neurons(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("neurons", text, "neuron_scores.pt")
     parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.use.neurons import write_neuron_scores
 
-        file = given.out or beside(given.run, "neuron_scores.pt")
-        layers, width = write_neuron_scores(given.run, file, given.trust, given.data_dir)
+        file = args.out or beside(args.run, "neuron_scores.pt")
+        layers, width = write_neuron_scores(args.run, file, args.trust, args.data_dir)
         print(f"{file}: scores of {width:,} neurons in each of {layers} layers")
 
 
@@ -294,16 +294,16 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with its own network; default 1")
     with one_line_errors():
-        given = read_given(parser, arguments)
+        args = parse_arguments(parser, arguments)
         from mtl.options import Count, valid
         from mtl.use.serve import PROTOCOL, prepare, serve_in_workers
 
-        valid(Count, given.workers, "--workers")
-        prepared = {name: getattr(given, name) for name in ("trust", "max_batch", "max_wait_ms", "interval")}
-        app, run = prepare(given.run, **prepared)
-    listening = {"host": given.host, "port": given.port, "access_log": False, "http": PROTOCOL}
-    if given.workers > 1:
-        serve_in_workers(server or run, given.workers, {"path": given.run, **prepared}, **listening)
+        valid(Count, args.workers, "--workers")
+        prepared = {name: getattr(args, name) for name in ("trust", "max_batch", "max_wait_ms", "interval")}
+        app, run = prepare(args.run, **prepared)
+    listening = {"host": args.host, "port": args.port, "access_log": False, "http": PROTOCOL}
+    if args.workers > 1:
+        serve_in_workers(server or run, args.workers, {"path": args.run, **prepared}, **listening)
     else:
         (server or run)(app, **listening)
 
