@@ -30,18 +30,11 @@ Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "ensemble", "data", "permutation", "weighting")
-TRAINED_SECTIONS = (
-    *FIXED_SECTIONS,
-    "optimizer",
-    "embedding_optimizer",
-)  # those of a run that goes on with the training
-# It may change these keys, which say where files are and how rows are loaded, and keys that end with _url
-FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "eval_batch_size", "pin_memory")}
-FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check_batches``
-# The files of the user's tables and texts. The checkpoint holds the vocabularies and scales of the training and
-# fingerprints of the files, so a changed file is noticed
-FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
-TEST_FILES = re.compile(FILES.pattern + r"|data\.(split\.(by|column|gap)|csv\.separator|slices)")  # how they are read
+TRAINED_SECTIONS = (*FIXED_SECTIONS, "optimizer", "embedding_optimizer")  # of a run that goes on with the training
+# But it may change where data are and how their rows are loaded. The checkpoint holds the vocabularies and scales of
+# the training and fingerprints of the files, so a changed file is noticed; for data.batch_size see ``check_batches``
+FREE = r"data\.(data_dir|.*_url|download|pin_memory|(eval_)?batch_size|(tasks\.[^.]+\.)?(path|val_path|test_path))"
+FREE_IN_TESTS = rf"{FREE}|data\.(split\.(by|column|gap)|csv\.separator|slices)"  # how another file is read
 SPLIT = {"data.split.by", "data.split.column", "data.split.gap"}
 
 NAMES = (  # keys of sections in UNBUILT whose texts name no files and no servers
@@ -49,10 +42,7 @@ NAMES = (  # keys of sections in UNBUILT whose texts name no files and no server
     *("precision", "shape", "target"),
 )
 MISSING: Any = object()
-TEXTS = (
-    "run_name",
-    "start_from",
-)  # options whose text is free; other overrides without a dot choose from a config group
+TEXTS = ("run_name", "start_from")  # whose text is free; other overrides without a dot choose from a config group
 
 
 def is_portable(override: str) -> bool:
@@ -160,7 +150,7 @@ def resumed_config(
     trusted.
     """
     saved = checkpoint.config(trust)
-    sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (TRAINED_SECTIONS, FILES)
+    sections, free = (FIXED_SECTIONS, FREE_IN_TESTS) if evaluate else (TRAINED_SECTIONS, FREE)
     changed = {*(option for override in overrides for option in _values(override)), *options}
     if evaluate and "data.test_path" in changed:  # which has the rows; the options split the training's file
         changed |= SPLIT
@@ -224,9 +214,8 @@ def _is_top(key: str) -> bool:
 def _values(override: str) -> dict[str, Any]:
     """Return the options in sections that ``override`` sets: of a dict those in it, but in ``data``, as tasks, all."""
     key, value = key_of(override), value_of(override)
-    if (
-        override.startswith("~") or _is_top(key) or (key, value) == ("network.config", None)
-    ):  # the checkpoint describes the whole encoder
+    is_in_checkpoint = (key, value) == ("network.config", None)  # which describes the whole encoder
+    if override.startswith("~") or _is_top(key) or is_in_checkpoint:
         return {}
     return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else {key: value}
 
@@ -242,15 +231,13 @@ def _merged(key: str, now: Any, saved: Any, changed: tuple[str, ...]) -> Any:
     return saved
 
 
-def _differences(
-    saved: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str], free: re.Pattern[str]
-) -> list[str]:
-    """Return a phrase for each value of ``sections`` that differs, except keys in FREE_KEYS or matching ``free``."""
+def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str], free: str) -> list[str]:
+    """Return a phrase for each value of ``sections`` that differs, except under keys that match ``free``."""
     lines = []
     for section in sections:
         before, now = (flatten(config.get(section), section) for config in (saved, new))
         keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        keys = [key for key in keys if not (key in FREE_KEYS or key.endswith("_url") or free.fullmatch(key))]
+        keys = [key for key in keys if not re.fullmatch(free, key)]
         if f"{section}._target_" in keys:  # options of different classes need not be compared
             keys = [f"{section}._target_"]
         keys = [key for key in keys if not key.startswith(("network.gate.", "network.permutation."))]  # same as gate
