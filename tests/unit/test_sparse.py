@@ -16,7 +16,7 @@ from torch import nn
 from mtl.checkpoints.start import start_from
 from mtl.checks import InputError
 from mtl.config import build
-from mtl.networks.bottom import HASHES, TabularBottom
+from mtl.networks.bottom import HASH_FACTORS, TabularBottom
 from mtl.training.optimizers import CompositeOptimizer, RowwiseAdagrad, clip_gradients
 from mtl.types import Bag, Categorical
 from tests.integration.helpers import compose_small
@@ -120,7 +120,7 @@ def test_ids_in_hash_buckets() -> None:
     rows = bottom.embeddings[0](ids)
     assert len(rows.unique(dim=0)) > 600  # one hash alone would leave 50
     torch.testing.assert_close(rows[0], 2 * bottom.embeddings[0].table.weight[0])  # unknown
-    first, second = (1 + (a * 7 + b) % (2**31 - 1) % 49 for a, b in HASHES)
+    first, second = (1 + (a * 7 + b) % (2**31 - 1) % 49 for a, b in HASH_FACTORS)
     torch.testing.assert_close(rows[7], bottom.embeddings[0].table.weight[[first, second]].sum(0))
     lists = bottom.embeddings[2](torch.tensor([[7, 0, 0], [7, 9, 0], [0, 0, 0]], dtype=torch.int32))
     alone = bottom.embeddings[2](torch.tensor([[9]]))[0]
@@ -143,7 +143,7 @@ def test_ids_keep_their_rows_when_later_ids_exceed_the_buckets() -> None:
         torch.testing.assert_close(days[2](inputs), network(inputs), rtol=0, atol=0)
     table = days[2].embeddings[0].weight
     assert table.shape == (50, 4)
-    first, second = (1 + (a * 60 + b) % (2**31 - 1) % 49 for a, b in HASHES)
+    first, second = (1 + (a * 60 + b) % (2**31 - 1) % 49 for a, b in HASH_FACTORS)
     inputs = {"item": torch.tensor([59]), "seen": torch.zeros(1, 2).long(), "tags": torch.zeros(1, 2).long()}
     torch.testing.assert_close(days[2](inputs)[0, :4], (table[first] + table[second]) / 2)  # a list's ids are one more
 
