@@ -49,14 +49,14 @@ def epochs_left(trainer: Trainer) -> float | None:
 
 
 class PhaseLength:
-    """Length of the phase ``what``: one of ``steps``, ``epochs`` (may be fractional) or ``fraction`` of the run."""
+    """Length of the phase ``name``: one of ``steps``, ``epochs`` (may be fractional) or ``fraction`` of the run."""
 
     def __init__(
-        self, what: str, steps: int | None = None, epochs: float | None = None, fraction: float | None = None
+        self, name: str, steps: int | None = None, epochs: float | None = None, fraction: float | None = None
     ) -> None:
         lengths = [value for value in (steps, epochs, fraction) if value is not None]
-        require(len(lengths) == 1, f"{what}: give exactly one of steps, epochs, fraction")
-        self.what, self.steps, self.epochs, self.fraction = what, steps, epochs, fraction
+        require(len(lengths) == 1, f"{name}: give exactly one of steps, epochs, fraction")
+        self.name, self.steps, self.epochs, self.fraction = name, steps, epochs, fraction
 
     def in_steps(self, trainer: Trainer) -> float:
         """Return the length in optimiser steps for the run of ``trainer``."""
@@ -71,5 +71,5 @@ class PhaseLength:
             limits.append(float(trainer.max_steps))
         if trainer.max_epochs is not None and trainer.max_epochs > 0:
             limits.append(float(trainer.max_epochs * per_epoch))
-        require(bool(limits), f"{self.what}: a fraction needs trainer.max_epochs or trainer.max_steps")
+        require(bool(limits), f"{self.name}: a fraction needs trainer.max_epochs or trainer.max_steps")
         return self.fraction * min(limits)

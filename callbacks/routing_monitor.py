@@ -220,12 +220,12 @@ class RoutingMonitor(Callback):
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
                 num_tasks, num_experts = tally.share.shape
                 unused = num_experts - tally.union / tally.rows
-                zeros = num_experts - tally.mixed / tally.seen.clamp(min=1)  # [T], or of other gates
+                zeros = num_experts - tally.mixed / tally.task_rows.clamp(min=1)  # [T], or of other gates
                 rows = index if num_tasks == len(pl_module.tasks) else list(range(num_tasks))
                 unmixed = float(zeros[rows].sum())
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width
-                active = float((tally.active / tally.seen.clamp(min=1))[rows].sum())
+                active = float((tally.active / tally.task_rows.clamp(min=1))[rows].sum())
                 published += (active - num_experts) * flops - 2 * (len(rows) * num_experts - active) * width
                 published -= (1 - tally.active_fraction / tally.rows) * counts.get(f"{name}.gate", 0)
                 history = report.histories.get(name, History())

@@ -38,17 +38,17 @@ def expert_flops(
 
     Where a layer sees several tokens of a sample, all of them count.
     """
-    seen: dict[str, Tensor] = {}
+    inputs_of: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts)}
     hooks = [
-        layer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
+        layer.register_forward_pre_hook(lambda _, args, name=name: inputs_of.update({name: args[0]}))
         for name, layer in layers.items()
     ]
     network(_one_row(inputs), tasks)
     for hook in hooks:
         hook.remove()
     counts = {}
-    for name, x in seen.items():
+    for name, x in inputs_of.items():
         experts: Any = layers[name].experts
         with FlopCounterMode(display=False) as counter:
             experts.outputs(x)

@@ -119,9 +119,9 @@ def compare_selections(routing: Routing, ground_truth: Mapping[str, Tensor]) -> 
             heaviest_experts(routing.weights, len(true))[..., true].sum(-1)
         ).mean()
     if "task_group" in ground_truth:
-        chosen = selected_experts(routing)
-        values |= jaccard_by_group(chosen, ground_truth["task_group"])
-        values["distinct_experts"] = float64_if_supported(chosen.sum(-1)).mean()
+        selected = selected_experts(routing)
+        values |= jaccard_by_group(selected, ground_truth["task_group"])
+        values["distinct_experts"] = float64_if_supported(selected.sum(-1)).mean()
     return {name: float(value) for name, value in values.items()}
 
 
@@ -131,11 +131,11 @@ def heaviest_experts(weights: Tensor, count: int) -> Tensor:
     return mask & (weights > 0)
 
 
-def jaccard(chosen: Tensor) -> Tensor:
+def jaccard(selected: Tensor) -> Tensor:
     """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
-    chosen = float64_if_supported(chosen)
-    common = chosen @ chosen.transpose(-1, -2)
-    size = chosen.sum(-1)
+    selected = float64_if_supported(selected)
+    common = selected @ selected.transpose(-1, -2)
+    size = selected.sum(-1)
     return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)
 
 
@@ -145,15 +145,15 @@ def random_jaccard(num_experts: int, k: int) -> float:
     return float(sum(scipy.stats.hypergeom.pmf(c, num_experts, k, k) * c / (2 * k - c) for c in common))
 
 
-def jaccard_by_group(chosen: Tensor, group: Tensor) -> dict[str, Tensor]:
+def jaccard_by_group(selected: Tensor, group: Tensor) -> dict[str, Tensor]:
     """Return ``jaccard_related`` and, if there are several groups, ``jaccard_unrelated``.
 
     These are the mean Jaccard indices, over samples, of two tasks in the same group and in different groups (DSelect-k,
-    supplement C.1). ``chosen``: bool ``[B, T, E]`` or ``[T, E]``; ``group [T]``: the group of each task.
+    supplement C.1). ``selected``: bool ``[B, T, E]`` or ``[T, E]``; ``group [T]``: the group of each task.
     """
-    group = group.to(chosen.device)
+    group = group.to(selected.device)
     related = (group[:, None] == group).fill_diagonal_(False)
     different = group[:, None] != group
-    index = jaccard(chosen if chosen.dim() == 3 else chosen[None]).mean(0)
+    index = jaccard(selected if selected.dim() == 3 else selected[None]).mean(0)
     values = {"jaccard_related": index[related].mean()} if related.any() else {}
     return values | ({"jaccard_unrelated": index[different].mean()} if different.any() else {})

@@ -29,7 +29,7 @@ class RoutingStats:
     num_tasks: int
     static: bool = True  # whether no routing depended on the example
     rows: int = 0  # the number of samples
-    seen: Any = 0.0  # [T] number of samples that had the task
+    task_rows: Any = 0.0  # [T] number of samples that had the task
     active: Any = 0.0  # [T] number of weights of at least MIN_USED_WEIGHT
     mixed: Any = 0.0  # [T] number of nonzero weights
     idle: float = 0.0  # samples for which a task uses no expert, mean over tasks
@@ -55,7 +55,7 @@ class RoutingStats:
             weights, times = weights[None], rows
         active = weights > 0
         self.rows += rows
-        self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
+        self.task_rows = self.task_rows + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
         self.mixed = self.mixed + self._spread(float64_if_supported(active.sum((0, 2))) * times, routing.tasks)
         self.active = self.active + self._spread(
             float64_if_supported((weights >= MIN_USED_WEIGHT).sum((0, 2))) * times, routing.tasks
@@ -81,7 +81,7 @@ class RoutingStats:
 
     def shares(self) -> Tensor:
         """Return the mean weights ``[T, E]``."""
-        return self.share / self.seen.clamp(min=1)[:, None]
+        return self.share / self.task_rows.clamp(min=1)[:, None]
 
     def _spread(self, values: Tensor, tasks: Sequence[int] | None) -> Tensor:
         """Return ``values [t, ...]`` of ``tasks`` (None: all) as ``[T, ...]``, with 0 for the other tasks."""
@@ -119,7 +119,7 @@ class RoutingStats:
 
     def _active_by_task(self) -> Tensor:
         """Return the mean number of experts of each task, ``[T]``."""
-        return self.active / self.seen.clamp(min=1)
+        return self.active / self.task_rows.clamp(min=1)
 
 
 @dataclass
@@ -165,13 +165,13 @@ class History:
             mean = (all_reduce_sum(torch.stack(shares).nanmean(0)) / world_size()).cpu()
         self.shares.append(mean)
         if len(self.steps) > MAX_SHARES:
-            kept = _evenly(self.steps, MAX_SHARES // 2)
-            self.steps, self.shares = [self.steps[i] for i in kept], [self.shares[i] for i in kept]
+            indices = _evenly(self.steps, MAX_SHARES // 2)
+            self.steps, self.shares = [self.steps[i] for i in indices], [self.shares[i] for i in indices]
 
     def shares_by_step(self) -> tuple[list[int], Tensor]:
         """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""
-        kept = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
-        return [step for step, _ in kept], torch.stack([share for _, share in kept]) if kept else torch.empty(0)
+        pairs = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
+        return [step for step, _ in pairs], torch.stack([share for _, share in pairs]) if pairs else torch.empty(0)
 
 
 @dataclass
@@ -190,18 +190,18 @@ class Probabilities:
         for name, gate in gates.items():
             self.values.setdefault(name, []).append(gate.probabilities().detach().cpu().clone())
         if len(self.steps) > MAX_PROBABILITIES:
-            kept = _evenly(self.steps, MAX_PROBABILITIES // 2)
-            self.steps = [self.steps[i] for i in kept]
-            self.values = {name: [records[i] for i in kept] for name, records in self.values.items()}
+            indices = _evenly(self.steps, MAX_PROBABILITIES // 2)
+            self.steps = [self.steps[i] for i in indices]
+            self.values = {name: [records[i] for i in indices] for name, records in self.values.items()}
 
 
 def _evenly(steps: Sequence[int], number: int) -> list[int]:
     """Return the indices of at most ``number`` + 1 of the ``steps``, about evenly apart."""
-    gap, kept = (steps[-1] - steps[0]) / number, [0]
+    gap, indices = (steps[-1] - steps[0]) / number, [0]
     for index, step in enumerate(steps):
-        if step - steps[kept[-1]] >= gap:
-            kept.append(index)
-    return kept
+        if step - steps[indices[-1]] >= gap:
+            indices.append(index)
+    return indices
 
 
 def gather_routing_stats(tallies: Mapping[str, RoutingStats]) -> dict[str, RoutingStats]:

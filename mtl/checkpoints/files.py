@@ -179,8 +179,8 @@ def read(path: str | Path, name: str = "best", sharded: bool = False) -> Checkpo
         content = content if sharded else joined(content)
         bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
     except ValidationError as error:
-        wrong = sentences(error, Content, "", content)[0]
-        raise InputError(f"checkpoint {path} was not written by this program: {wrong}") from None
+        problem = sentences(error, Content, "", content)[0]
+        raise InputError(f"checkpoint {path} was not written by this program: {problem}") from None
     except InputError:
         raise
     except Exception as error:  # of torch, for a damaged part or tensor
@@ -233,8 +233,8 @@ def read_to_resume(path: str | Path) -> Checkpoint:
 
 def _damage(path: Path, error: Exception) -> str:
     reason = first_line(error).split(". ")[0]
-    others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
-    hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
+    siblings = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
+    hint = f"; in the same folder: {', '.join(siblings[:8])}" if siblings else "; take another checkpoint of the run"
     return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"
 
 

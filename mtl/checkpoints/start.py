@@ -55,7 +55,7 @@ def start_from(network: nn.Module, checkpoint: Checkpoint, same_ids: bool = Fals
         "not in this network": [name for name in state if name not in network_state],
         "of another shape": [name for name in network_state if name in state and name not in fitting],
     }
-    reports = [f"; {what}: {grouped(names)}" for what, names in left_out.items() if names]
+    reports = [f"; {reason}: {grouped(names)}" for reason, names in left_out.items() if names]
     log.info(
         "start_from=%s: %d of %d tensors are set%s", checkpoint.path, len(fitting), len(network_state), "".join(reports)
     )

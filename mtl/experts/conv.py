@@ -85,20 +85,20 @@ class StackedConv(Experts):
 
     def features(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Return the experts' convolutions of ``x [B, C, H, W]``, flattened to ``[B, E, F]``."""
-        chosen, kernels = range(self.num_experts) if subset is None else subset, self.kernels()
-        if not len(chosen):
+        subset, kernels = range(self.num_experts) if subset is None else subset, self.kernels()
+        if not len(subset):
             return x.new_zeros(len(x), 0, self.dense.input_dim)
         # The first layers of all experts share the image patches, so they are one matrix product, [B, H', W', I k k]
         # times [I k k, E O]; convolutions with few channels would take longer
-        weight, bias = (torch.stack([kernels[e][0][part] for e in chosen]) for part in (0, 1))
+        weight, bias = (torch.stack([kernels[e][0][part] for e in subset]) for part in (0, 1))
         size, padding = weight.shape[-1], self.paddings[0]
         patches = (
             F.pad(matching(x, weight), [padding] * 4).unfold(2, size, 1).unfold(3, size, 1)
         )  # [B, I, H', W', k, k]
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)
         x = F.linear(patches, weight.flatten(2).flatten(0, 1), bias.flatten()).movedim(-1, 1)
-        parts = self.pooled(x, self.pools[0]).chunk(len(chosen), 1)
-        return torch.stack([self.convolve(part, kernels[e], 1) for part, e in zip(parts, chosen, strict=True)], 1)
+        parts = self.pooled(x, self.pools[0]).chunk(len(subset), 1)
+        return torch.stack([self.convolve(part, kernels[e], 1) for part, e in zip(parts, subset, strict=True)], 1)
 
     def convolve(self, x: Tensor, kernels: Sequence[Kernel], first: int = 0) -> Tensor:
         """Map ``x [N, C, H, W]`` through one expert's convolutions, from layer ``first`` on, to ``[N, F]``."""

@@ -49,8 +49,8 @@ class StackedFFN(Experts):
         out = out if masks is None else masks(out, 0, subset)
         if not self.own_norm:
             return out
-        chosen = slice(None) if subset is None else list(subset)
-        return self._normalized(x[:, None] + out, self.norm_weight[chosen], self.norm_bias[chosen])
+        index = slice(None) if subset is None else list(subset)
+        return self._normalized(x[:, None] + out, self.norm_weight[index], self.norm_bias[index])
 
     def sparse_mixture(self, x: Tensor, weights: Tensor, pairs: Assignments, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""

@@ -54,13 +54,13 @@ class Gate(KeepsBufferPrecision):
         super().__init__()
         self.num_tasks, self.num_experts, self.input_dim, self.shared = num_tasks, num_experts, input_dim, shared
         self.num_gates, self.width = 1 if shared else num_tasks, input_dim
-        self.seen: Columns | None = None
+        self.columns_read: Columns | None = None
         if columns is not None:
             fits = input_dim is not None and not self.reads_inputs
             why = "it is static" if input_dim is None else "it reads an input of its own"
             require(fits, f"columns=[{', '.join(columns)}]: {type(self).__name__} cannot take columns: {why}")
-            self.seen, self.reads_inputs = Columns(columns, inputs or {}), True
-            self.width = self.seen.width
+            self.columns_read, self.reads_inputs = Columns(columns, inputs or {}), True
+            self.width = self.columns_read.width
 
     def forward(
         self, x: Tensor | None, inputs: Mapping[str, Tensor] | None = None, tasks: Sequence[int] | None = None
@@ -77,15 +77,15 @@ class Gate(KeepsBufferPrecision):
         if x is not None and self.input_dim is not None and x.shape[1:] not in shapes:
             raise InputError(f"x {list(x.shape)}: {self} takes x [B, {self.input_dim}]")
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
-        if x is not None and self.seen is not None:
-            x = self.seen(inputs or {}, torch.promote_types(x.dtype, torch.float32))
+        if x is not None and self.columns_read is not None:
+            x = self.columns_read(inputs or {}, torch.promote_types(x.dtype, torch.float32))
         if tasks is not None and list(tasks) == list(range(self.num_tasks)):
             tasks = None  # all tasks, in order: no copy of their parameters is needed
-        chosen = None if self.shared or tasks is None else list(tasks)
+        task_ids = None if self.shared or tasks is None else list(tasks)
         # torch.export refuses a region that switches autocast off, so there is one only where autocast is on
         on = torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if on else nullcontext():
-            routing = self.route(None if x is None else at_least_float32(x), inputs, chosen)
+            routing = self.route(None if x is None else at_least_float32(x), inputs, task_ids)
         if tasks is not None:
             routing = replace(routing, tasks=list(tasks))
         if not self.shared:

@@ -26,9 +26,10 @@ class Columns:
             if isinstance(spec, Categorical | Bag):
                 columns[source] = (source, spec.size, None)
             elif isinstance(spec, Numeric):
-                chosen = {name: [i for i, other in enumerate(spec.columns) if other == name] for name in spec.columns}
-                columns |= {name: (source, len(index), index) for name, index in chosen.items()}
-                columns |= {} if chosen else {source: (source, spec.width, None)}
+                names_of_numbers = list(enumerate(spec.columns))
+                numbers_of = {name: [i for i, other in names_of_numbers if other == name] for name in spec.columns}
+                columns |= {name: (source, len(index), index) for name, index in numbers_of.items()}
+                columns |= {} if numbers_of else {source: (source, spec.width, None)}
         unknown = [name for name in names if name not in columns]
         near = suggestion(unknown[0], columns) if unknown else ""
         require(

@@ -46,8 +46,8 @@ class HashGate(Gate):
         if input_name is None and sizes:
             input_name = next(iter(sizes))
         has = ", ".join(f"{name} ({type(spec).__name__})" for name, spec in (inputs or {}).items()) or "none"
-        wanted = "a categorical input" if input_name is None else f"the categorical input input_name={input_name!r}"
-        require(input_name in sizes, f"the hash gate needs {wanted}; the inputs of this data are: {has}")
+        needed = "a categorical input" if input_name is None else f"the categorical input input_name={input_name!r}"
+        require(input_name in sizes, f"the hash gate needs {needed}; the inputs of this data are: {has}")
         self.input_name, size = str(input_name), sizes[str(input_name)]
         generator = make_generator(seed)
         counts: Tensor | None = getattr((inputs or {}).get(str(input_name)), "counts", None)

@@ -32,12 +32,12 @@ class JoinedGates(Gate):
         self.reads_inputs = any(gate.reads_inputs for gate in parts)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        wanted = list(range(self.num_tasks)) if tasks is None else tasks
+        task_ids = list(range(self.num_tasks)) if tasks is None else tasks
         gates, parts = list(self.gates.values()), []
-        for index, group in groupby(range(len(wanted)), key=lambda column: self.gate_of[wanted[column]]):
+        for index, group in groupby(range(len(task_ids)), key=lambda column: self.gate_of[task_ids[column]]):
             columns = list(group)
             part = x if x is None or x.dim() == 2 else x[:, columns]
-            parts.append(gates[index](part, inputs, [wanted[column] - self.first[index] for column in columns]))
+            parts.append(gates[index](part, inputs, [task_ids[column] - self.first[index] for column in columns]))
         return joined(parts)
 
     def active_fraction(self, selectors: Tensor | None) -> float:

@@ -142,5 +142,5 @@ def top_k_weights(
     kept scores, divided by their sum if ``normalize="after"``. ``choice``: by default the scores.
     """
     index = (logs if choice is None else choice).topk(k, dim=-1).indices  # exactly k, even if some tie
-    kept = logs.gather(-1, index).softmax(-1) if normalize == "after" else scores.gather(-1, index)
-    return torch.zeros_like(logs).scatter_(-1, index, kept), index
+    top = logs.gather(-1, index).softmax(-1) if normalize == "after" else scores.gather(-1, index)
+    return torch.zeros_like(logs).scatter_(-1, index, top), index

@@ -74,8 +74,8 @@ def select_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list
     """Return the indices of the named tasks, in the order of ``tasks``; None means all. Raises InputError."""
     if names is None:
         return list(range(len(tasks)))
-    unknown = set(names) - {task.name for task in tasks}
+    requested = set(names)
+    unknown = requested - {task.name for task in tasks}
     available = ", ".join(task.name for task in tasks)
     require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {available}")
-    chosen = set(names)
-    return [index for index, task in enumerate(tasks) if task.name in chosen]
+    return [index for index, task in enumerate(tasks) if task.name in requested]

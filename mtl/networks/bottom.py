@@ -45,8 +45,8 @@ class ImageBottom(nn.Module):
     @validated
     def __init__(self, inputs: Mapping[str, InputSpec]) -> None:
         super().__init__()
-        [(self.name, spec), *others] = inputs.items()
-        if not isinstance(spec, Image) or others:
+        [(self.name, spec), *more] = inputs.items()
+        if not isinstance(spec, Image) or more:
             raise InputError(f"inputs {', '.join(inputs)}: this bottom takes one image and no other input")
         self.mean, self.std = spec.mean, spec.std
         self.register_buffer("unit", torch.ones(()), persistent=False)  # carries the network's precision
@@ -196,11 +196,11 @@ class HashEmbedding(nn.Module):
         return summed
 
 
-def hashed_rows(ids: Tensor, rows: int, kept: int = 1) -> list[Tensor]:
+def hashed_rows(ids: Tensor, rows: int, unhashed: int = 1) -> list[Tensor]:
     """Return the two of ``rows`` rows of a table that hash functions choose for ``ids``, int64 of their shape.
 
-    The ids below ``kept`` have a row of their own.
+    The ids below ``unhashed`` have a row of their own.
     """
     ids = ids.long()
     p, rest = HASH_PRIME, rows - 1
-    return [torch.where(ids < kept, ids, 1 + (a * (ids % p) + b) % p % rest) for a, b in HASH_FACTORS]
+    return [torch.where(ids < unhashed, ids, 1 + (a * (ids % p) + b) % p % rest) for a, b in HASH_FACTORS]

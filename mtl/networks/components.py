@@ -160,8 +160,8 @@ class DenseLayers(Component):
         return self.body(x)
 
 
-def image(shape: Shape, what: str) -> tuple[int, int, int]:
+def image(shape: Shape, location: str) -> tuple[int, int, int]:
     """Return ``shape`` if it is the shape of an image, else raise InputError."""
     if isinstance(shape, int):
-        raise InputError(f"{what}: needs images as input")
+        raise InputError(f"{location}: needs images as input")
     return shape

@@ -84,13 +84,13 @@ class Levels(nn.ModuleList):
 
     def only(self, task: int) -> Levels:
         """Return the part that one task uses: from the last level down, the experts in use and what they read."""
-        kept, rows = Levels(), [task]
+        pruned, rows = Levels(), [task]
         layers: Any = reversed(self)
         for layer in layers:
             part = layer.only(*rows)
-            kept.insert(0, part)
+            pruned.insert(0, part)
             if not isinstance(part.input_dim, int) and len(part.input_dim) == 2:  # (T + 1, D): reads a level below
                 rows = sorted(set(part.experts.rows))
                 part.experts.rows = [rows.index(row) for row in part.experts.rows]
                 part.input_dim = (len(rows), part.input_dim[1])
-        return kept
+        return pruned

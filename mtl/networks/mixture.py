@@ -52,8 +52,8 @@ class MixtureOfExperts(nn.Module):
         self.input_dim, sizes = input_dim, {"num_experts": num_experts}
         self.experts = experts if isinstance(experts, Experts) else experts(**sizes, input_dim=input_dim)
         self.trunk = trunk and trunk(num_experts=1, input_dim=input_dim)
-        seen: Any = gate_dim or (input_dim if self.trunk is None else self.trunk.output_dim)
-        width = None if static_gate else seen if isinstance(seen, int) else math.prod(seen)
+        shape: Any = gate_dim or (input_dim if self.trunk is None else self.trunk.output_dim)
+        width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
         if not isinstance(gate, Gate):
             gate = gate(num_tasks=num_tasks, **sizes, input_dim=width, inputs=inputs)
         self.gate, self.dispatch = permuted(gate, permutation), Dispatch(execution)
@@ -86,13 +86,13 @@ class MixtureOfExperts(nn.Module):
         if list(x.shape[1:]) != shape:
             flat = "; flatten tokens with x.flatten(0, 1)" if x.dim() == 3 and len(shape) == 1 else ""
             raise InputError(f"x {list(x.shape)}: this layer takes x [B, {', '.join(map(str, shape))}]{flat}")
-        seen = (x if self.trunk is None else self.trunk(x)).flatten(1) if gate_x is None else gate_x
+        gate_input = (x if self.trunk is None else self.trunk(x)).flatten(1) if gate_x is None else gate_x
         if groups is None:
-            routing: Routing = self.gate(seen, inputs, tasks)
+            routing: Routing = self.gate(gate_input, inputs, tasks)
             mixed: Tensor = self.dispatch(self.experts, x, routing)
             return mixed, routing
         count = int(groups.max()) + 1 if num_groups is None else num_groups
-        routing = self.gate(group_means(seen, groups, count), None, tasks)
+        routing = self.gate(group_means(gate_input, groups, count), None, tasks)
         per_sample = routing if routing.weights.dim() == 2 else replace(routing, weights=routing.weights[groups])
         return self.dispatch(self.experts, x, per_sample), routing
 

@@ -48,8 +48,8 @@ def encoder(
     if pretrained is None or not weights:
         return model(built, **options).to(torch.get_default_dtype())
     loaded, info = read(model, pretrained, config=built, output_loading_info=True, dtype="float32", **options)
-    wrong = [*info["missing_keys"], *info["mismatched_keys"]]
-    require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")
+    missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    require(not missing, f"network.pretrained={pretrained} lacks the weights {', '.join(missing[:4])}")
     return loaded.to(torch.get_default_dtype()).train()  # from_pretrained returns it in evaluation mode
 
 

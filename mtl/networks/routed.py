@@ -98,8 +98,8 @@ class RoutedLayer(nn.Module):
             return
         copies: list[Any] = [self.components[index] for index in columns]
         outputs = copies[0].batched_forward(copies, x)  # [B, n, ...]
-        chosen = weights if len(columns) == weights.shape[1] else weights[:, columns]
-        mixed = torch.matmul(chosen.to(outputs.dtype), outputs.flatten(2))  # [B, t, ...]
+        used_weights = weights if len(columns) == weights.shape[1] else weights[:, columns]
+        mixed = torch.matmul(used_weights.to(outputs.dtype), outputs.flatten(2))  # [B, t, ...]
         yield mixed.transpose(0, 1).reshape(len(weights), len(x), *self.sizes)
 
     def _on_many(self, x: Tensor, weights: Tensor, used: list[list[bool]], group: range) -> Iterator[Tensor]:

@@ -123,9 +123,9 @@ class Transformer(MultiTaskNetwork):
             tokens.length <= longest,
             f"data.max_length={tokens.length}: this encoder reads at most {longest} tokens",
         )
-        chosen = range(depth) if mixture_layers is None else mixture_layers
-        wrong = [layer for layer in chosen if not 0 <= layer < depth]
-        require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
+        mixture_layers = range(depth) if mixture_layers is None else mixture_layers
+        outside = [layer for layer in mixture_layers if not 0 <= layer < depth]
+        require(not outside, f"network.mixture_layers={outside}: the layers of this encoder are 0 to {depth - 1}")
         self.encoder_config = model.config.to_diff_dict()
         self.attention_config = model.config
         self.expert_init, self.vocabulary = ExpertInit(expert_init, neuron_scores, shared_neurons, depth), tokens.digest
@@ -140,7 +140,7 @@ class Transformer(MultiTaskNetwork):
         for index, layer in enumerate(model.encoder.layer):
             dense = dense_ffn(layer)
             norm = layer.output.LayerNorm
-            if index not in chosen:
+            if index not in mixture_layers:
                 layers.append(TransformerLayer(layer.attention, dense, norm))
                 continue
             built = experts(num_experts=num_experts, input_dim=size)

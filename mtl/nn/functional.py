@@ -58,14 +58,14 @@ class KeepsBufferPrecision(nn.Module):
         device = fn(torch.zeros(())).device
         trained = {id(tensor) for parameter in self.parameters() for tensor in (parameter, parameter.grad)}
 
-        def kept(tensor: Tensor) -> Tensor:
+        def converted(tensor: Tensor) -> Tensor:
             if tensor.dtype == torch.float64 and not has_float64(device):
                 tensor = tensor.float()
             result: Tensor = fn(tensor)
             narrowed = result.dtype.itemsize < tensor.dtype.itemsize and id(tensor) not in trained
             return tensor.to(result.device) if narrowed else result
 
-        super()._apply(kept, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
+        super()._apply(converted, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
         return self
 
 

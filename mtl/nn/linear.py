@@ -46,7 +46,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, expert: Tensor, coun
 
 def one_kernel(x: Tensor, weight: Tensor, bias: Tensor, expert: Tensor) -> Tensor:
     """Return ``grouped_linear`` by one kernel for all experts, without waiting for the device."""
-    chosen = expert[:, None] == torch.arange(len(weight), device=x.device)  # [P, E]
-    products = F.grouped_mm(x, weight.mT, offs=chosen.sum(0).cumsum(0, dtype=torch.int32))
+    one_hot = expert[:, None] == torch.arange(len(weight), device=x.device)  # [P, E]
+    products = F.grouped_mm(x, weight.mT, offs=one_hot.sum(0).cumsum(0, dtype=torch.int32))
     # A product with the biases: its gradient is summed in float32, where an index would sum in bfloat16, row by row
-    return torch.addmm(products, chosen.to(x.dtype), bias)
+    return torch.addmm(products, one_hot.to(x.dtype), bias)

@@ -111,8 +111,8 @@ class MultiTaskModule(LightningModule):
         if self.weighting.needs_losses_after_step:
             self._latest = batches
         if self._is_shown:  # self.log takes as long as a small network
-            shown = torch.stack([terms.global_losses.sum() for terms in parts]).sum()
-            self.log("train/step_loss", shown, prog_bar=True, batch_size=sum(map(len, batches)))
+            total = torch.stack([terms.global_losses.sum() for terms in parts]).sum()
+            self.log("train/step_loss", total, prog_bar=True, batch_size=sum(map(len, batches)))
         return {"loss": self.weighting(parts, self.global_step), "routings": routings}
 
     def optimizer_step(self, *args: Any, **options: Any) -> None:

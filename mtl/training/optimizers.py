@@ -93,8 +93,8 @@ def build_optimizer(
     groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}  # by the options that are no defaults
     for parameter in chain(network.parameters(), weighting.parameters()):
         if parameter.requires_grad and id(parameter) not in excluded:
-            asked = options_of.get(parameter, {}).items()
-            changed = tuple(sorted((name, value) for name, value in asked if defaults.get(name, value) != value))
+            requested = options_of.get(parameter, {}).items()
+            changed = tuple(sorted((name, value) for name, value in requested if defaults.get(name, value) != value))
             groups.setdefault(changed, []).append(parameter)
     dense = optimizer([{"params": parameters} for parameters in groups.values()])
     for group, options in zip(dense.param_groups, map(dict, groups), strict=True):

@@ -192,7 +192,7 @@ def table(rows: int = 8) -> dict[str, Tensor]:
 def test_a_gate_sees_its_columns_alone() -> None:
     gate, inputs = SoftmaxGate(2, E, D, inputs=TABLE, columns=["pay", "tags", "scenario"]), table()
     assert gate.weight.shape == (2, E, 2 + 4 + 3)
-    seen = gate.seen(inputs, torch.float64)
+    seen = gate.columns_read(inputs, torch.float64)
     assert seen[:, 2:6].tolist()[:2] == [[0, 0.5, 0.5, 0], [0, pytest.approx(1 / 3), 0, pytest.approx(2 / 3)]]
     assert torch.equal(seen[:, 6:], torch.eye(3).double()[inputs["scenario"]])
     torch.testing.assert_close(seen[:, :2].float(), inputs["numeric columns"][:, 1:])

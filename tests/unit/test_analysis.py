@@ -74,7 +74,7 @@ def test_numbers_by_hand() -> None:
 def test_tallies_of_several_gpus_are_added_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode():
         tensors: list[dict[str, Any]] = [
-            {name: torch.ones(2, device=f"cuda:{gpu}") for name in ("seen", "active", "mixed", "share")}
+            {name: torch.ones(2, device=f"cuda:{gpu}") for name in ("task_rows", "active", "mixed", "share")}
             for gpu in (0, 1)
         ]
         mine, theirs = (RoutingStats(2, rows=3, **each) for each in tensors)

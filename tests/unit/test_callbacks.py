@@ -218,7 +218,7 @@ def test_tasks_without_an_expert_are_counted() -> None:
     assert tally.values()["idle_tasks"] == 0.5
     tally.add(Routing(torch.tensor([[0.5, 0.5], [1.0, 0.0]])), rows=4)
     assert tally.values()["idle_tasks"] == 0.25
-    one = RoutingStats(1, rows=1, seen=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1))
+    one = RoutingStats(1, rows=1, task_rows=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1))
     assert "idle_tasks" not in one.values()
 
 
