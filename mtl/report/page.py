@@ -22,7 +22,6 @@ from mtl.report.comparison import ComparisonTable
 
 CSV, MARKDOWN, LATEX, PAGE = "summary.csv", "summary.md", "summary.tex", "report.html"
 _DPI = 120  # of figures in a page
-_LARGE = 520  # CSS pixels: a wider picture, mostly of several panels, keeps its size on a phone and scrolls
 _TEMPLATES = Environment(  # texts of others are never markup: they are escaped, and control characters too
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -31,6 +30,7 @@ _TEMPLATES = Environment(  # texts of others are never markup: they are escaped,
     undefined=StrictUndefined,
     finalize=lambda value: escape_control(value) if type(value) is str else value,
 )
+_TEMPLATES.filters["base64"] = lambda png: base64.b64encode(png).decode()
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,6 @@ class Picture:
     width: int = 0
     beside: bool = True
     drawn_by_run: bool = False
-
-    @property
-    def base64(self) -> str:
-        """The PNG as text, for HTML."""
-        return base64.b64encode(self.png).decode()
-
-    @property
-    def size(self) -> str:
-        """The class of the picture in HTML."""
-        return "large" if self.width > _LARGE else "small"
 
 
 class Link(NamedTuple):
