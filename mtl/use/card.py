@@ -77,17 +77,17 @@ def _metrics(model: TrainedModel, results: Any) -> Table:
 
 def _metadata(model: TrainedModel, results: Any, name: str) -> str:
     """Return the metadata that model hubs read; each value is JSON, which is YAML too."""
-    found = []
+    results_by_task = []
     for task in model.spec.tasks:
-        known = results.measured.by_model().filter(task=task.name).select("metric", NETWORK).drop_nulls()
-        values = [{"type": metric, "value": value} for metric, value in known.rows()]
+        metrics = results.measured.by_model().filter(task=task.name).select("metric", NETWORK).drop_nulls()
+        values = [{"type": metric, "value": value} for metric, value in metrics.rows()]
         about = {"type": KINDS.get(task.kind, "other"), "name": task.name}
         dataset = {"type": "tabular", "name": ", ".join(results.data.files) or "unnamed"}
-        found.append({"task": about, "dataset": dataset, "metrics": values})
+        results_by_task.append({"task": about, "dataset": dataset, "metrics": values})
     entries = {
         "library_name": "mtl",
         "tags": ["multi-task-learning", "mixture-of-experts", "tabular"],
-        "model-index": [{"name": name, "results": found}],
+        "model-index": [{"name": name, "results": results_by_task}],
     }
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in entries.items())
 

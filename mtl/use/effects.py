@@ -33,7 +33,7 @@ def cell_effects(
     cells = reference.select(model.columns).sample(samples, with_replacement=True, seed=seed)
     names, rows = [task.name for task in tasks], np.arange(len(frame))
     before = model.predict(frame, names, where=where)
-    found = [pl.DataFrame(schema=EFFECTS)]
+    effects = [pl.DataFrame(schema=EFFECTS)]
     warned = getattr(model.encoder, "remarks", Remarks()).warned
     earlier = set(warned)
     warned.update(model.columns)  # of the rows with replaced cells nothing is to be said
@@ -41,13 +41,13 @@ def cell_effects(
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)
         for task in tasks:
-            known = predicted(task, before, before)
+            prediction = predicted(task, before, before)
             others = predicted(task, after, before[np.tile(rows, samples)]).reshape(samples, -1).mean(0)
-            columns = {"row": rows, "task": task.name, "column": column, "effect": known - others}
-            found.append(pl.DataFrame(columns, schema=EFFECTS))
+            columns = {"row": rows, "task": task.name, "column": column, "effect": prediction - others}
+            effects.append(pl.DataFrame(columns, schema=EFFECTS))
     warned.intersection_update(earlier)
     order = pl.col("task").cast(pl.Enum(names))
-    return pl.concat(found).sort("row", order, -pl.col("effect").abs(), maintain_order=True)
+    return pl.concat(effects).sort("row", order, -pl.col("effect").abs(), maintain_order=True)
 
 
 def predicted(task: TaskSpec, predictions: pl.DataFrame, before: pl.DataFrame) -> Any:
@@ -62,12 +62,12 @@ def predicted(task: TaskSpec, predictions: pl.DataFrame, before: pl.DataFrame) -
     return np.take_along_axis(values, np.array(classes, int)[:, None], 1)[:, 0]
 
 
-def in_words(model: Any, frame: pl.DataFrame, found: pl.DataFrame, tasks: Sequence[TaskSpec]) -> pl.DataFrame:
+def in_words(model: Any, frame: pl.DataFrame, effects: pl.DataFrame, tasks: Sequence[TaskSpec]) -> pl.DataFrame:
     """Return a table to read: the prediction of each row and task, the largest effects, and the experts."""
     predictions, lines = model.predict(frame, [task.name for task in tasks], experts=True), []
     for row in range(len(frame)):
         for task in tasks:
-            largest = found.filter(row=row, task=task.name).head(MOST)
+            largest = effects.filter(row=row, task=task.name).head(MOST)
             cells = {name: "missing" if frame[name][row] is None else frame[name][row] for name in largest["column"]}
             parts = [f"{name} {cells[name]}: {number(effect, 3, '+')}" for _, _, name, effect in largest.iter_rows()]
             shown = {"row": row + 1, "task": task.name, "prediction": predictions[main_column(task)][row]}

@@ -53,13 +53,13 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     write_json(folder / "preprocessing.json", preprocessing(model, inputs))
     expected = program.Readable(model.network)(inputs)
     names = list(expected)
-    found = program.save(exported, folder / "model.pt2")(inputs)
-    differences = {"model.pt2": difference(model, found, expected)}
+    actual = program.save(exported, folder / "model.pt2")(inputs)
+    differences = {"model.pt2": difference(model, actual, expected)}
     if onnx:
         session = program.save_onnx(exported, list(inputs), names, folder / "model.onnx")
         values = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        found = dict(zip(names, map(torch.from_numpy, values), strict=True))
-        differences["model.onnx"] = difference(model, found, expected)
+        actual = dict(zip(names, map(torch.from_numpy, values), strict=True))
+        differences["model.onnx"] = difference(model, actual, expected)
     for file, value in differences.items():
         require(
             value <= LARGEST,
@@ -70,14 +70,14 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     return {"differences": differences, "dense": dense}
 
 
-def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+def difference(model: TrainedModel, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """Return the largest difference of predictions; for regressions, in standard units of the labels."""
     tasks = {task.name: task for task in model.spec.tasks}
 
     def standard(name: str, value: Tensor) -> Tensor:
         return tasks[name].standardized(value) if name in tasks else value
 
-    return max(float((standard(name, found[name]) - standard(name, expected[name])).abs().max()) for name in expected)
+    return max(float((standard(name, actual[name]) - standard(name, expected[name])).abs().max()) for name in expected)
 
 
 def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
         kind = "quantile" if task.quantiles and task.outputs > 1 else task.kind
         outputs[task.name] = {**task_summary(task), "meaning": MEANINGS[kind]}
         if task.kind == "regression" and task.calibration:
-            known = [level for level in LEVELS if level <= len(task.calibration.scores) / STEPS]
-            margins = {f"{level:g}": task.margin(level) for level in known}
+            levels = [level for level in LEVELS if level <= len(task.calibration.scores) / STEPS]
+            margins = {f"{level:g}": task.margin(level) for level in levels}
             outputs[task.name]["interval"] = {"add": WIDENED + " of the logarithms" * bool(task.transform), **margins}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}

@@ -69,11 +69,13 @@ def _cells(values: Any) -> Any:
     if not kinds <= WRITTEN or (len(kinds) <= 1 and not large):
         return cells  # polars refuses other mixtures
     read = _datetime if kinds == {date, datetime} else float if kinds == {int, float} and not large else _text
-    return [_each(read, cell) for cell in cells]
+    return [_read_nested(read, cell) for cell in cells]
 
 
-def _each(read: Callable[[Any], Any], cell: Any) -> Any:
-    return [_each(read, one) for one in cell] if isinstance(cell, list) else None if cell is None else read(cell)
+def _read_nested(read: Callable[[Any], Any], cell: Any) -> Any:
+    if isinstance(cell, list):
+        return [_read_nested(read, element) for element in cell]
+    return None if cell is None else read(cell)
 
 
 def _plain(cell: Any) -> Any:
@@ -83,7 +85,7 @@ def _plain(cell: Any) -> Any:
     if isinstance(cell, np.generic):
         cell = cell.item()
     if isinstance(cell, list | tuple | np.ndarray):
-        return [_plain(one) for one in cell]
+        return [_plain(element) for element in cell]
     if type(cell).__name__ in ("NAType", "NaTType") or (isinstance(cell, float) and math.isnan(cell)):
         return None
     return _datetime(cell) if isinstance(cell, datetime) else cell

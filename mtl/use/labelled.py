@@ -55,6 +55,6 @@ def importance(
                 name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0
                 lost = sign * (before.get(name, math.nan) - after.get(name, math.nan))
                 losses.setdefault((task, column), []).append(lost)
-    found = [(*key, mains[key[0]], float(np.mean(lost)), float(np.std(lost))) for key, lost in losses.items()]
-    table = pl.DataFrame(found, IMPORTANCE, orient="row")
+    rows = [(*key, mains[key[0]], float(np.mean(lost)), float(np.std(lost))) for key, lost in losses.items()]
+    table = pl.DataFrame(rows, IMPORTANCE, orient="row")
     return table.sort(pl.col("task").cast(pl.Enum(list(mains))), -pl.col("importance"))

@@ -41,7 +41,7 @@ def predicted(
     batch_size: int = 4096,
     interval: float | None = None,
 ) -> Iterator[tuple[pl.DataFrame, float]]:
-    """Yield blocks of the rows of a file with their predictions, each with the share of the file read so far.
+    """Yield blocks of the rows of a file with their predictions, each with the fraction of the file read so far.
 
     Memory does not depend on the number of rows, except for text files, which are read as a whole. ``keep``: the
     columns of the file to keep (None: all). For the other arguments see ``TrainedModel.predict``. Raises InputError,
@@ -51,20 +51,20 @@ def predicted(
         raise InputError(
             "the data of this network have no rows that a table could hold: mtl.load(CHECKPOINT).predict takes tensors"
         )
-    for number, (block, share) in enumerate(model.encoder.blocks(rows)):
-        there = [name for name in block.columns if name != ROW]
-        missing = [name for name in keep or () if name not in there]
-        require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
-        found = model.predict(block, tasks, experts, batch_size, str(rows), interval)
+    for number, (block, fraction) in enumerate(model.encoder.blocks(rows)):
+        columns = [name for name in block.columns if name != ROW]
+        missing = [name for name in keep or () if name not in columns]
+        require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(columns)}")
+        predictions = model.predict(block, tasks, experts, batch_size, str(rows), interval)
         if number == 0 and len(block) >= drift.MIN_ROWS:
             _warn_of_drift(model, block[:SEEN], rows)
-        kept = block.select(there if keep is None else list(keep))
-        twice = [name for name in found.columns if name in kept.columns]
+        kept = block.select(columns if keep is None else list(keep))
+        twice = [name for name in predictions.columns if name in kept.columns]
         require(
             not twice,
             f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep",
         )
-        yield kept.hstack(found.get_columns()) if kept.width else found, share
+        yield kept.hstack(predictions.get_columns()) if kept.width else predictions, fraction
 
 
 def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path) -> None:

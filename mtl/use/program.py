@@ -109,9 +109,9 @@ def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collectio
         assert converted is not None
         _rename(converted.model.graph, list(names), tasks)
         converted.save(Path(folder) / path.name, external_data=False)
-        for made in sorted(Path(folder).iterdir(), reverse=True):  # weights first: beyond 2 GB they are a separate file
-            check_place(path.with_name(made.name))
-            made.replace(path.with_name(made.name))
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # weights first: beyond 2 GB they are a separate file
+            check_place(path.with_name(file.name))
+            file.replace(path.with_name(file.name))
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 

@@ -46,11 +46,11 @@ def prune(network: nn.Module, task: str) -> nn.Module:
 
 def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Count parameters and FLOPs per sample of both networks; ``inputs``: a batch, of which the first row is used."""
-    found: dict[str, Any] = {}
-    for name, each in (("", network), ("pruned_", pruned)):
-        found[f"{name}parameters"] = sum(p.numel() for p in each.parameters())
-        found[f"{name}flops"] = forward_flops(each.eval(), inputs)[""]
-    return found
+    counts: dict[str, Any] = {}
+    for prefix, module in (("", network), ("pruned_", pruned)):
+        counts[f"{prefix}parameters"] = sum(p.numel() for p in module.parameters())
+        counts[f"{prefix}flops"] = forward_flops(module.eval(), inputs)[""]
+    return counts
 
 
 @torch.no_grad()

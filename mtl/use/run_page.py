@@ -89,13 +89,15 @@ def write_run_page(
     tasks = list(results.main_metrics)
     if len(tasks) > MOST_TASKS:
         notes.append(f"Pictures and rows are those of the first {MOST_TASKS} of {len(tasks)} tasks.")
-    shown = tasks[:MOST_TASKS]
-    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
+    first_tasks = tasks[:MOST_TASKS]
+    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in first_tasks} | {
+        name: [name] for name in curves
+    }
     drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
-    losses = [picture(each, f"{name} by epoch") for name, each in drawn.items()]
+    losses = [picture(figure, f"{name} by epoch") for name, figure in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
-    predictions = [(task, rows) for task, rows in predictions if task.name in shown]
+    predictions = [(task, rows) for task, rows in predictions if task.name in first_tasks]
     wrong = pictures_of_errors(predictions)
     sections.append(Section("Where it is wrong", tables=residuals(predictions), figures=wrong))
     if results.slices:
@@ -103,7 +105,7 @@ def write_run_page(
         sections.append(Section("For whom it is worse", tables=[by_slice]))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
     if table is not None:
-        sections += _of_table(table, predictions, shown)
+        sections += _of_table(table, predictions, first_tasks)
     costs = costs_of(runs)
     sections += [Section("Costs", tables=[costs])] if costs else []
     sections = [section for section in sections if section.has_content]
@@ -117,7 +119,7 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
     if isinstance(table, str):  # of many tasks
         lines, tables = [line.strip() for line in table.splitlines()], []
     else:
-        lines, tables = [_sentence(*each, results) for each in results.main_metrics.items()], [table]
+        lines, tables = [_sentence(*main, results) for main in results.main_metrics.items()], [table]
     return Section("How good it is", [*results.advice, *lines], tables=tables, notes=notes)
 
 
@@ -194,13 +196,13 @@ def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
 def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str]) -> Table:
     """Return the importance of the columns for each of ``tasks``, the most important ones first."""
     repeats = max(1, min(5, _SHUFFLED // len(model.columns)))
-    found = model.importance(sample, repeats, where="the test rows").filter(pl.col("task").is_in(tasks))
-    found = found.with_columns(pl.col("importance").fill_nan(None))
-    known = pl.col("importance").clip(0)
-    found = found.with_columns(share=known / known.max().over("task").clip(1e-12))
-    order = found.group_by("column", maintain_order=True).agg(pl.col("share").mean()).sort("share", descending=True)
-    values = {(task, column): value for task, column, value in found.select("task", "column", "importance").rows()}
-    metrics = dict(found.select("task", "metric").rows())
+    importance = model.importance(sample, repeats, where="the test rows").filter(pl.col("task").is_in(tasks))
+    importance = importance.with_columns(pl.col("importance").fill_nan(None))
+    positive = pl.col("importance").clip(0)
+    fraction = (positive / positive.max().over("task").clip(1e-12)).mean()
+    order = importance.group_by("column", maintain_order=True).agg(fraction=fraction).sort("fraction", descending=True)
+    values = {(task, column): value for task, column, value in importance.select("task", "column", "importance").rows()}
+    metrics = dict(importance.select("task", "metric").rows())
     columns = order["column"].to_list()[:_MOST_COLUMNS]
     rows = [[column, *(number(values[task, column]) for task in metrics)] for column in columns]
     notes = [

@@ -150,7 +150,8 @@ class Predictor:
             return
         try:
             frame = pl.concat([job.frame for job in jobs])
-            found = self.model.predict(frame, batch_size=self.max_batch, where=WHERE, interval=self.interval).to_dicts()
+            table = self.model.predict(frame, batch_size=self.max_batch, where=WHERE, interval=self.interval)
+            predictions = table.to_dicts()
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
@@ -159,8 +160,8 @@ class Predictor:
                 self._answer(jobs[len(jobs) // 2 :])
             return
         for job in jobs:
-            job.answer.set_result(found[: len(job.frame)])
-            found = found[len(job.frame) :]
+            job.answer.set_result(predictions[: len(job.frame)])
+            predictions = predictions[len(job.frame) :]
 
 
 def table(rows: Sequence[Mapping[str, Any]], encoder: RowEncoder) -> pl.DataFrame:
@@ -183,14 +184,14 @@ def read(
     cell: Any, separator: str | None, where: str, written: Callable[[float], str]
 ) -> str | list[str | None] | None:
     """Return a cell as text, or as a list of texts if its column holds lists (``separator`` is not None)."""
-    here = f"{where}: {str(cell)[:60]}"
+    quoted = f"{where}: {str(cell)[:60]}"
     if separator is None:
-        require(is_cell(cell), f"{here} is neither text nor number")
+        require(is_cell(cell), f"{quoted} is neither text nor number")
         return as_text(cell, written)
     elements = cell.split(separator) if isinstance(cell, str) and separator else cell
     text = f", nor text with {separator!r} between the elements" if separator else ""
     good = elements is None or (isinstance(elements, list) and all(map(is_cell, elements)))
-    require(good, f"{here} is not a list of texts or numbers{text}")
+    require(good, f"{quoted} is not a list of texts or numbers{text}")
     return None if elements is None else [as_text(element, written) for element in elements]
 
 
@@ -239,14 +240,14 @@ class Measured:
     def __init__(self, predictor: Predictor) -> None:
         from prometheus_client import CollectorRegistry, Counter, Histogram
 
-        self.own, self.encoder = CollectorRegistry(), predictor.model.encoder
+        self.registry, self.encoder = CollectorRegistry(), predictor.model.encoder
         status = "Requests to /predict, by the status of the answer"
-        self.requests = Counter("mtl_requests", status, ["status"], registry=self.own)
-        self.rows = Counter("mtl_rows", "Rows that were predicted", registry=self.own)
+        self.requests = Counter("mtl_requests", status, ["status"], registry=self.registry)
+        self.rows = Counter("mtl_rows", "Rows that were predicted", registry=self.registry)
         seconds = "From a read request to its answer"
-        self.seconds = Histogram("mtl_answer_seconds", seconds, buckets=BUCKETS, registry=self.own)
+        self.seconds = Histogram("mtl_answer_seconds", seconds, buckets=BUCKETS, registry=self.registry)
         text = "Cells that the training rows say little about, by kind and column"
-        self.unusual = Counter("mtl_unusual_cells", text, ["kind", "column"], registry=self.own)
+        self.unusual = Counter("mtl_unusual_cells", text, ["kind", "column"], registry=self.registry)
         self.counted = Counts[tuple[str, str]]()
 
     def answered(self, rows: int, seconds: float) -> None:
@@ -265,7 +266,7 @@ class Measured:
         from prometheus_client.multiprocess import MultiProcessCollector
 
         if METRICS not in os.environ:
-            return generate_latest(self.own)
+            return generate_latest(self.registry)
         every = CollectorRegistry()
         MultiProcessCollector(every)  # type: ignore[no-untyped-call]  # prometheus_client has no types there
         return generate_latest(every)
@@ -287,12 +288,12 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
     async def predict(request: Request) -> dict[str, Any]:
         start = time.perf_counter()
         try:
-            found = await answered(request)
+            answer = await answered(request)
         except fastapi.HTTPException as error:
             measured.requests.labels(error.status_code).inc()
             raise
         measured.answered(len(request.rows), time.perf_counter() - start)
-        return found
+        return answer
 
     async def answered(request: Request) -> dict[str, Any]:
         try:
@@ -384,6 +385,6 @@ def serve_in_workers(run: Any, workers: int, prepared: Mapping[str, Any], **opti
 
 def worker() -> Any:
     """Return the application of one of several processes, which share the threads of torch."""
-    given = json.loads(os.environ[WORKERS])
-    torch.set_num_threads(max(1, torch.get_num_threads() // given.pop("workers")))
-    return prepare(**given)[0]
+    arguments = json.loads(os.environ[WORKERS])
+    torch.set_num_threads(max(1, torch.get_num_threads() // arguments.pop("workers")))
+    return prepare(**arguments)[0]

@@ -41,7 +41,7 @@ class Slice:
     metric: str
     rows: int
     score: float | None
-    error: float | None
+    sem: float | None
     rest: float | None
     p: float | None = None
 
@@ -65,16 +65,15 @@ def slices_of(
 
     ``cells``: the columns to slice, of all rows of the split. ``encoder``: a table's, which knows their kinds.
     """
-    found, names = list[Slice](), {column: values_of(cells[column], encoder) for column in cells.columns}
+    slices, names = list[Slice](), {column: values_of(cells[column], encoder) for column in cells.columns}
     for task in (task for task in tasks if task.name in predictions):
         rows = predictions[task.name]
         for column, values in names.items():
-            own = values[rows.row_id.numpy()]
-            for value in own.unique().sort():
-                found += compared(task, metric_names(task), rows, own == value, column, value)
-    tested = [each for each in found if each.p is not None]
-    corrected = dict(zip(map(id, tested), holm([each.p for each in tested if each.p is not None]), strict=True))
-    return [asdict(each) | {"p": corrected.get(id(each))} for each in found]
+            row_values = values[rows.row_id.numpy()]
+            for value in row_values.unique().sort():
+                slices += compared(task, metric_names(task), rows, row_values == value, column, value)
+    corrected = iter(holm([part.p for part in slices if part.p is not None]))
+    return [asdict(part) | {"p": None if part.p is None else next(corrected)} for part in slices]
 
 
 def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
@@ -83,14 +82,15 @@ def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
     """
-    known, column = parse(cells), encoder.columns_by_name.get(cells.name)
+    numbers, column = parse(cells), encoder.columns_by_name.get(cells.name)
     is_category = column is not None and column.kind == "category"
-    if not is_category and known.n_unique() > MOST and known.null_count() == cells.null_count():
-        found = (known.quantile(share, "nearest") for share in (0.25, 0.5, 0.75))
-        bounds = sorted({float(each) for each in found if each is not None})
-        names = pl.Series([_between(*ends) for ends in pairwise(["", *_texts(bounds), ""])])
-        own = names[np.searchsorted(bounds, known.fill_null(0.0).to_numpy())]
-        return pl.select(pl.when(known.is_null()).then(pl.lit("missing")).otherwise(own).alias(cells.name)).to_series()
+    if not is_category and numbers.n_unique() > MOST and numbers.null_count() == cells.null_count():
+        quartiles = (numbers.quantile(fraction, "nearest") for fraction in (0.25, 0.5, 0.75))
+        bounds = sorted({float(quartile) for quartile in quartiles if quartile is not None})
+        ranges = pl.Series([_between(*ends) for ends in pairwise(["", *_texts(bounds), ""])])
+        names = ranges[np.searchsorted(bounds, numbers.fill_null(0.0).to_numpy())]
+        named = pl.when(numbers.is_null()).then(pl.lit("missing")).otherwise(names)
+        return pl.select(named.alias(cells.name)).to_series()
     texts = as_text(cells).fill_null("missing")
     counts = texts.value_counts().sort("count", cells.name, descending=[True, False])
     is_frequent = texts.is_in(counts.head(MOST)[cells.name].implode())
@@ -100,7 +100,7 @@ def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
 def _texts(bounds: Sequence[float]) -> list[str]:
     """Return different numbers as different texts, with as many digits as that takes, and at least four."""
     texts = ([f"{bound:.{digits}g}" for bound in bounds] for digits in range(4, 18))
-    return next(some for some in texts if len(set(some)) == len(bounds))
+    return next(candidates for candidates in texts if len(set(candidates)) == len(bounds))
 
 
 def _between(low: str, high: str) -> str:
@@ -112,22 +112,22 @@ def compared(
 ) -> list[Slice]:
     """Compare the rows where ``inside [N]`` is true with the others, by each metric; the first is the main one."""
     mask = torch.from_numpy(inside.to_numpy(writable=True))
-    own, rest = (rows.at(index.nonzero()[:, 0]) for index in (mask, ~mask))
-    found = []
+    selected, others = (rows.at(index.nonzero()[:, 0]) for index in (mask, ~mask))
+    slices = []
     for metric in metrics:
 
         def score(rows: Sequence[LabeledPredictions], metric: str = metric) -> float:
             return value_of(task.kind, metric, rows[0])
 
-        values = [score([each]) if len(each.label) else math.nan for each in (own, rest)]
-        error, p = spread(score, own, metric), None
-        if metric == metrics[0] and error is not None and math.isfinite(values[0] - values[1]):
-            of_rest = spread(score, rest, metric)
-            scale = math.hypot(error, of_rest) if of_rest is not None else 0.0
-            p = float(2 * scipy.stats.norm.sf(abs(values[0] - values[1]) / scale)) if scale > 0 else None
-        known = [None if math.isnan(each) else each for each in values]
-        found.append(Slice(column, value, task.name, metric, len(own.label), known[0], error, known[1], p))
-    return found
+        inner, outer = (score([part]) if len(part.label) else math.nan for part in (selected, others))
+        sem, p = spread(score, selected, metric), None
+        if metric == metrics[0] and sem is not None and math.isfinite(inner - outer):
+            others_sem = spread(score, others, metric)
+            scale = math.hypot(sem, others_sem) if others_sem is not None else 0.0
+            p = float(2 * scipy.stats.norm.sf(abs(inner - outer) / scale)) if scale > 0 else None
+        defined = [None if math.isnan(metric_value) else metric_value for metric_value in (inner, outer)]
+        slices.append(Slice(column, value, task.name, metric, len(selected.label), defined[0], sem, defined[1], p))
+    return slices
 
 
 def spread(
@@ -141,16 +141,16 @@ def spread(
 
 def read(record: Iterable[Any]) -> list[Slice]:
     """Return the slices that a run has recorded."""
-    return [Slice(**each) for each in record]
+    return [Slice(**entry) for entry in record]
 
 
 def sentences(slices: Sequence[Slice]) -> list[str]:
     """Name the slices that are worse than the rest by more than chance, the worst first by their p-values."""
-    worse = sorted((each for each in slices if each.differs and each.lag > 0), key=lambda each: each.p or 0.0)
+    worse = sorted((part for part in slices if part.differs and part.lag > 0), key=lambda part: part.p or 0.0)
     parts = [
-        f"{each.task} {each.metric} {number(each.score, 4)} where {each.column} is {each.value} "
-        f"({number(each.rest, 4)} elsewhere)"
-        for each in worse[:NAMED]
+        f"{part.task} {part.metric} {number(part.score, 4)} where {part.column} is {part.value} "
+        f"({number(part.rest, 4)} elsewhere)"
+        for part in worse[:NAMED]
     ]
     more = [f"{len(worse) - NAMED} more"] if len(worse) > NAMED else []
     return [f"Worse than elsewhere: {'; '.join([*parts, *more])}."] if parts else []
@@ -158,15 +158,15 @@ def sentences(slices: Sequence[Slice]) -> list[str]:
 
 def table_of(slices: Sequence[Slice], mains: dict[str, str]) -> Table:
     """Return a table of the main metrics, task by task, the slices that lag behind the rest most first."""
-    shown = [each for each in slices if mains.get(each.task) == each.metric]
+    of_mains = [part for part in slices if mains.get(part.task) == part.metric]
     tasks = list(mains)
-    shown.sort(key=lambda each: (tasks.index(each.task), each.p is None, math.isnan(each.lag), -each.lag))
+    of_mains.sort(key=lambda part: (tasks.index(part.task), part.p is None, math.isnan(part.lag), -part.lag))
     rows = []
-    for each in shown:
-        score = f"{each.metric} {with_error(each.score, each.error)}"
-        cells = [each.task, f"{each.column}: {each.value}", f"{each.rows:,}", score]
-        cells += [number(each.rest, 4), number(each.p, 2)]
-        rows.append([Bold(cell) for cell in cells] if each.differs else cells)
+    for part in of_mains:
+        score = f"{part.metric} {with_error(part.score, part.sem)}"
+        cells = [part.task, f"{part.column}: {part.value}", f"{part.rows:,}", score]
+        cells += [number(part.rest, 4), number(part.p, 2)]
+        rows.append([Bold(cell) for cell in cells] if part.differs else cells)
     note = (
         "Main metric ± bootstrap standard error of the labelled test rows of a slice and of all others. p: that the "
         "difference is chance, corrected for the number of differences in this table (Holm's method), bold if it is "

@@ -106,18 +106,18 @@ class TrainedModel:
         ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read, or if
         the validation rows were too few for the interval.
         """
-        specs, known = self.tasks_named(tasks), {task.name: task for task in self.spec.tasks}
+        specs, tasks_by_name = self.tasks_named(tasks), {task.name: task for task in self.spec.tasks}
         margins = {} if interval is None else self.margins(interval, specs)
-        given = rows if _is_tensors(rows) else to_polars(rows)
+        table_or_tensors = rows if _is_tensors(rows) else to_polars(rows)
         values: dict[str, list[Tensor]] = {}
         spreads: dict[str, list[Tensor]] = {}
         used: dict[tuple[str, str], list[pl.Series]] = {}
-        for batch, output in self._outputs(given, with_earlier(specs, known), batch_size, where):
-            found = predictions.readable(known, {name: value.cpu() for name, value in output.predictions.items()})
-            for name, value in found.items():
+        for batch, output in self._outputs(table_or_tensors, with_earlier(specs, tasks_by_name), batch_size, where):
+            outputs = {name: value.cpu() for name, value in output.predictions.items()}
+            for name, value in predictions.readable(tasks_by_name, outputs).items():
                 values.setdefault(name, []).append(value)
             of_members = {name: value.cpu() for name, value in output.members.items()}
-            for name, value in predictions.spread(known, of_members).items():
+            for name, value in predictions.spread(tasks_by_name, of_members).items():
                 spreads.setdefault(name, []).append(value)
             if experts:
                 for key, weights in self._weights(batch.inputs, output):
@@ -150,8 +150,8 @@ class TrainedModel:
         over its tokens. A network without experts gives no rows. The result is of polars, or of pandas if ``rows`` are.
         """
         parts, start = [pl.DataFrame(schema=ROUTING)], dict[tuple[str, str], int]()
-        given = rows if _is_tensors(rows) else to_polars(rows)
-        for batch, output in self._outputs(given, self.tasks_named(tasks), batch_size, where):
+        table_or_tensors = rows if _is_tensors(rows) else to_polars(rows)
+        for batch, output in self._outputs(table_or_tensors, self.tasks_named(tasks), batch_size, where):
             for key, weights in self._weights(batch.inputs, output):
                 row, expert = weights.nonzero(as_tuple=True)
                 done = start.get(key, 0)
@@ -240,9 +240,9 @@ class TrainedModel:
 
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
         """Return the named tasks, in the order of the network; None means all. Raises InputError."""
-        known = [task.name for task in self.spec.tasks]
-        unknown = [name for name in names or () if name not in known]
-        require(not unknown, f"no task {', '.join(map(repr, unknown))}; the tasks are {', '.join(known)}")
+        all_names = self.spec.task_names
+        unknown = [name for name in names or () if name not in all_names]
+        require(not unknown, f"no task {', '.join(map(repr, unknown))}; the tasks are {', '.join(all_names)}")
         return [task for task in self.spec.tasks if names is None or task.name in names]
 
     def _outputs(
@@ -275,7 +275,7 @@ class TrainedModel:
         """Yield (task, layer) and the weights ``[B, E]`` of each task of a batch in each layer that routes."""
         network: Any = self.network
         size, predicted = len(next(iter(inputs.values()))), list(output.predictions)
-        known = [task.name for task in self.spec.tasks]
+        all_names = self.spec.task_names
         for layer, routing in output.routings.items():
             weights = routing.weights.float().cpu()
             weights = weights.expand(size, -1, -1) if weights.dim() == 2 else weights  # [B, T, E]
@@ -285,7 +285,7 @@ class TrainedModel:
                 weights = sums / row.bincount(minlength=size)[:, None, None]
             rows = range(weights.shape[1]) if routing.tasks is None else list(routing.tasks)
             for task in predicted:
-                yield (task, layer), weights[:, rows.index(known.index(task)) if weights.shape[1] > 1 else 0]
+                yield (task, layer), weights[:, rows.index(all_names.index(task)) if weights.shape[1] > 1 else 0]
 
 
 TRAINING = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks")  # the state of a training
@@ -379,4 +379,4 @@ def _is_tensors(rows: Any) -> bool:
 
 
 def _inputs(spec: DataSpec) -> str:
-    return join_names(f"{name} ({type(one).__name__})" for name, one in spec.inputs.items())
+    return join_names(f"{name} ({type(kind).__name__})" for name, kind in spec.inputs.items())

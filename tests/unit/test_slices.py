@@ -71,7 +71,7 @@ def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
     one = found["place", "north", "minutes", "mse"]
     assert one["rows"] == known.sum()
     assert one["score"] == pytest.approx(np.mean(errors[known] ** 2), abs=1e-5)
-    assert one["error"] == pytest.approx(np.std(errors[known] ** 2) / np.sqrt(known.sum()), rel=0.3)
+    assert one["sem"] == pytest.approx(np.std(errors[known] ** 2) / np.sqrt(known.sum()), rel=0.3)
     assert found["place", "north", "buys", "auroc"]["p"] < 0.001
     assert [text for text in record["advice"] if "buys auroc 0." in text and "place is north" in text]
     quartiles = set(slices.values_of(test["x"], load(run).encoder))
@@ -108,10 +108,10 @@ def test_small_and_one_sided_slices_are_undefined() -> None:
     label = torch.tensor([1] * 40 + [0, 1] * 40)
     rows, number = LabeledPredictions(torch.rand(120), label), pl.int_range(120, eager=True)
     [found] = slices.compared(TASK, ["auroc"], rows, number < 40, "c", "v")
-    assert (found.rows, found.score, found.error, found.p) == (40, None, None, None)
+    assert (found.rows, found.score, found.sem, found.p) == (40, None, None, None)
     [few] = slices.compared(TASK, ["auroc"], rows, number > 110, "c", "v")
     assert few.score is not None
-    assert (few.error, few.p) == (None, None)
+    assert (few.sem, few.p) == (None, None)
 
 
 def test_a_metric_without_a_direction_is_neither_worse_nor_better() -> None:
