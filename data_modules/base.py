@@ -36,11 +36,10 @@ class TensorDataModule(LightningDataModule):
     """Base class of every data set.
 
     A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``; rows that do not fit into memory
-    are ``StreamedRows``. If it has files to fetch or to
-    parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads; it
-    may be killed, and run by several programs at once.
-    ``spec`` is available after ``setup()``. ``seed`` determines rows and splits, ``shuffle_seed`` the order in
-    training. ``batch_size`` is per process.
+    are ``StreamedRows``. If it has files to fetch or to parse, it also implements ``prepare_data()``, which runs in one
+    process and writes a cache that ``load`` reads; it may be killed, and run by several programs at once. ``spec`` is
+    available after ``setup()``. ``seed`` determines rows and splits, ``shuffle_seed`` the order in training.
+    ``batch_size`` is per process.
 
     Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` restores it: the data
     module then learns nothing from its rows, and ``spec`` and ``row_encoder`` are known without any file. A subclass

@@ -26,7 +26,7 @@ from .base import TensorDataModule
 from .files.cache import cached, locked
 from .files.download import move_missing, unpacked
 from .files.identity import stamp
-from .files.images import decode, pixel_scale, reduced
+from .files.images import decode_image, pixel_scale, reduced_size
 from .files.reading import parsing, quote, read_lines, repair
 from .splits import SPLITS
 
@@ -122,7 +122,7 @@ class CelebADataModule(TensorDataModule):
             splits[name] = Batch({"image": content[f"{name}_image"]}, targets)
         mean, std = pixel_scale(content["train_image"], self.standardize)
         spec = DataSpec(
-            {"image": Image(3, *reduced(SIZE, self.scale), mean, std)},
+            {"image": Image(3, *reduced_size(SIZE, self.scale), mean, std)},
             [TaskSpec(name, "binary", classes=("no", "yes")) for name in self.attributes],
         )
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())
@@ -169,12 +169,12 @@ def read_attributes(file: Path, names: Sequence[str]) -> Tensor:
 
 def decode_all(files: Sequence[Path], scale: int) -> Tensor:
     """Return the images of ``files`` at 1/``scale`` of full size, ``[N, 3, H, W]`` uint8. Raises InputError."""
-    images = torch.empty(len(files), 3, *reduced(SIZE, scale), dtype=torch.uint8)
+    images = torch.empty(len(files), 3, *reduced_size(SIZE, scale), dtype=torch.uint8)
 
     def fill(start: int) -> None:
         for index, file in enumerate(files[start : start + IMAGES_PER_CHUNK], start):
             again = f"Delete {file.parent} and start again, with {ARCHIVE} as it was published"
-            images[index] = decode(file, SIZE, "RGB", again, scale).permute(2, 0, 1)
+            images[index] = decode_image(file, SIZE, "RGB", again, scale).permute(2, 0, 1)
 
     starts = range(0, len(files), IMAGES_PER_CHUNK)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads suffice: Pillow's decoder releases Python's lock

@@ -14,13 +14,13 @@ from mtl.types import DataSpec, TaskSpec, labelled
 def with_constants(spec: DataSpec, targets: Mapping[str, Tensor]) -> DataSpec:
     """Return ``spec`` with the constant of each task that has none yet, from the labels ``[N]`` of training rows."""
     tasks = [
-        task if task.constant or task.kind == "span" else replace(task, constant=constant_of(task, targets[task.name]))
+        task if task.constant or task.kind == "span" else replace(task, constant=fit_constant(task, targets[task.name]))
         for task in spec.tasks
     ]
     return replace(spec, tasks=tasks)
 
 
-def constant_of(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
+def fit_constant(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
     """Return the output of a network ``[outputs]`` that fits the labels among ``target [N]`` best for each row.
 
     It is the logit or the logarithms of the shares of the classes (one without a label counts as half a label), the

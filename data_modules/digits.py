@@ -83,15 +83,15 @@ class DigitsDataModule(TensorDataModule):
         return content["image"], content["digit"]
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
-        colour, colour_digits = join([self._read_svhn(part) for part in self.parts])
+        grey, grey_digits = concat_parts([mnist.read(self.mnist, part) for part in ("train", "t10k")])
+        colour, colour_digits = concat_parts([self._read_svhn(part) for part in self.parts])
         grey_rows = split_images("MNIST", len(grey), MNIST_ROWS, self.generator(0))
         colour_rows = split_images(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self.generator(1))
         splits = {}
         for name in SPLITS:
             first, second = grey_rows[name], colour_rows[name]
             image = torch.empty(len(first) + len(second), 3, SIDE, SIDE, dtype=torch.uint8)
-            image[: len(first)] = to_colour(grey[first])
+            image[: len(first)] = to_color(grey[first])
             torch.index_select(colour, 0, second, out=image[len(first) :])  # torch.cat would copy twice
             splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], colour_digits[second]])})
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
@@ -99,12 +99,12 @@ class DigitsDataModule(TensorDataModule):
         return DataSpec({"image": Image(3, SIDE, SIDE, mean, std)}, [task]), splits
 
 
-def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def concat_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     images, labels = zip(*parts, strict=True)
     return torch.cat(images), torch.cat(labels)
 
 
-def to_colour(images: Tensor) -> Tensor:
+def to_color(images: Tensor) -> Tensor:
     """Return ``images [N, 28, 28]`` as ``[N, 3, 32, 32]``, with a black border and the grey level in each channel."""
     return F.pad(images, [BORDER_PIXELS] * 4)[:, None].expand(-1, 3, -1, -1)
 

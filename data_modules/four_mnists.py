@@ -46,7 +46,7 @@ class FourMNISTsDataModule(TasksDataModule):
         limits = dict(zip(SPLITS, self.rows or [None] * 3, strict=True))
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         upright = read_splits(self.folder, self.generator())
-        rotated = {split: (clockwise(images), digits) for split, (images, digits) in upright.items()}
+        rotated = {split: (rotate_clockwise(images), digits) for split, (images, digits) in upright.items()}
         for name, parts in {"mnist": upright, "rotated": rotated}.items():
             for task in (f"{name}_1", f"{name}_2"):
                 for split, (images, digits) in parts.items():
@@ -58,6 +58,6 @@ class FourMNISTsDataModule(TasksDataModule):
         return DataSpec({"image": Image(1, SIDE, SIDE, mean, std)}, specs, copies), tasks
 
 
-def clockwise(images: Tensor) -> Tensor:
+def rotate_clockwise(images: Tensor) -> Tensor:
     """Return ``images [N, H, W]`` rotated by 90 degrees clockwise, ``[N, W, H]``."""
     return torch.rot90(images, k=-1, dims=(-2, -1)).contiguous()

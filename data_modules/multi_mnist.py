@@ -61,7 +61,7 @@ class MultiMNISTDataModule(TensorDataModule):
         for number, (name, size) in enumerate(zip(SPLITS, self.rows, strict=True), start=1):
             images, labels = parts[name]
             pairs = torch.randint(len(images), (2, size), generator=self.generator(number))
-            splits[name] = compose(images, labels, pairs)
+            splits[name] = compose_canvases(images, labels, pairs)
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
         classes = CLASS_NAMES[self.source]
         tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]
@@ -69,7 +69,7 @@ class MultiMNISTDataModule(TensorDataModule):
         return spec, splits
 
 
-def compose(images: Tensor, labels: Tensor, pairs: Tensor) -> Batch:
+def compose_canvases(images: Tensor, labels: Tensor, pairs: Tensor) -> Batch:
     """Return a Batch of N canvases; ``pairs [2, N]`` index ``images [M, 28, 28]`` and ``labels [M]``."""
     first, second = pairs
     canvas = torch.zeros(pairs.shape[1], 1, CANVAS, CANVAS, dtype=torch.uint8)

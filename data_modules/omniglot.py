@@ -17,7 +17,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 from .files.cache import cached
 from .files.download import fetch_archive
 from .files.identity import stamp
-from .files.images import decode, pixel_scale
+from .files.images import decode_image, pixel_scale
 from .splits import SPLITS, random_split, require_rows
 from .task_batches import TasksDataModule
 
@@ -124,7 +124,7 @@ def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
     files = list_drawings(alphabet)
     character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
     again = f"Delete {alphabet} and start again"
-    image = torch.stack([255 - decode(file, (SIDE, SIDE), "L", again) for file in files])
+    image = torch.stack([255 - decode_image(file, (SIDE, SIDE), "L", again) for file in files])
     return {"image": reduce_images(image, side)[:, None], "character": character}
 
 

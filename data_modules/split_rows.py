@@ -15,9 +15,9 @@ from mtl.checks import InputError, require
 from mtl.types import ROW
 
 from .splits import SPLITS, require_rows
-from .tables.cells import FILE, Cells, as_text, parse
+from .tables.cells import FILE, Cells, as_text, parse_numbers
 from .tables.columns.date import SECONDS_PER_DAY
-from .tables.inference import format_of
+from .tables.inference import find_format
 from .tables.options import TableOptions
 from .tables.row_source import Block, RowSource
 
@@ -127,13 +127,13 @@ def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     date_format = ""
     if source.schema[column] == pl.String:
         rows = pl.concat([cells.frame for cells in read_cells(source, column)])
-        if parse(rows[column]).null_count():  # dates, in the one format that fits those of all files
-            date_format = format_of(Cells(rows, column, source.location), options, "date")
+        if parse_numbers(rows[column]).null_count():  # dates, in the one format that fits those of all files
+            date_format = find_format(Cells(rows, column, source.location), options, "date")
     times = []
     for cells in read_cells(source, column):
         cells.check_type("", "date")
         _check_filled(cells, "data.split.by=time needs the time of each row")
-        numbers = parse(cells.column)
+        numbers = parse_numbers(cells.column)
         if numbers.null_count():
             numbers = cells.dates(date_format).dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
         times.append(numbers.cast(pl.Float64))

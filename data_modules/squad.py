@@ -28,7 +28,7 @@ from .text_tasks import PhaseLength, TextTasksDataModule
 from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
-from .texts.windows import CACHE_VERSION, Windows, windows
+from .texts.windows import CACHE_VERSION, Windows, cut_windows
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +115,13 @@ class SquadDataModule(TextTasksDataModule):
         contexts = list(dict.fromkeys(question.context for question in train))
         texts = Texts(contexts + [question.text for question in train], None, torch.zeros(0))
         encoder = self.encoder = self._encoder([texts])
-        rows_of_all = self._windows(encoder, questions)
+        windows = self._windows(encoder, questions)
         golds = [[text for text, _ in question.answers] for question in questions]
-        scorer = AnswerScorer(rows_of_all, [question.context for question in questions], golds, self.max_answer)
-        targets = rows_of_all.targets([question.span for question in questions])
+        scorer = AnswerScorer(windows, [question.context for question in questions], golds, self.max_answer)
+        targets = windows.targets([question.span for question in questions])
         bounds = torch.tensor([0, *map(len, parts)]).cumsum(0)
-        ends = torch.searchsorted(rows_of_all.question, bounds).tolist()  # rows of a question follow one another
-        served = [rows_between(rows_of_all, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
+        ends = torch.searchsorted(windows.question, bounds).tolist()  # rows of a question follow one another
+        served = [slice_rows(windows, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
         rows = dict(zip(SPLITS, [*served, served[-1]], strict=False))  # val is test if both have the same questions
         counts = ", ".join(f"{len(rows[split])} {split}" for split in SPLITS)
         seconds = time.perf_counter() - start
@@ -152,13 +152,13 @@ class SquadDataModule(TextTasksDataModule):
         sizes = (self.max_length, self.stride, self.max_question)
         content = cached(
             self.data_dir / "cache" / "tokens" / "windows.pt",
-            lambda: windows(encoder, asking, list(contexts), asked, *sizes),
+            lambda: cut_windows(encoder, asking, list(contexts), asked, *sizes),
             (CACHE_VERSION, digest([asking, list(contexts), asked]), encoder.digest(), *sizes),
         )
         return Windows(**content)
 
 
-def rows_between(rows: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
+def slice_rows(rows: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
     """Return the rows from ``low`` to ``high``, without a copy."""
     offsets = rows.offsets[low : high + 1]
     tokens = rows.tokens[int(offsets[0]) : int(offsets[-1])]

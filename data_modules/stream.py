@@ -61,7 +61,7 @@ class Window:
         return self.skipped + torch.cat([rows[dealt].view(self.size, batches).T.flatten(), rows[spread]])
 
 
-def shuffled(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int) -> list[Window]:
+def shuffle_windows(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int) -> list[Window]:
     """Return the windows of an epoch: random blocks, with about equally many rows in each window.
 
     ``counts [blocks]``: the rows of each block. A window has whole global batches, of ``size`` rows, so that each
@@ -82,7 +82,7 @@ def shuffled(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int)
     return windows
 
 
-def in_order(counts: Tensor) -> list[Window]:
+def ordered_windows(counts: Tensor) -> list[Window]:
     """Return a window for each block that has rows, in the order of the rows."""
     stops = counts.cumsum(0).tolist()
     bounds = zip([0, *stops], stops, strict=False)
@@ -183,8 +183,8 @@ class StreamedRows:
 
         def windows(epoch: int) -> list[Window]:
             if seed is None:
-                return in_order(self.counts)
-            return shuffled(self.counts, self.window_rows, plan.size, seed, epoch)
+                return ordered_windows(self.counts)
+            return shuffle_windows(self.counts, self.window_rows, plan.size, seed, epoch)
 
         return StreamLoader(self.counts, self.read, plan, windows, position, pin_memory)
 

@@ -52,7 +52,7 @@ class SyntheticPairsDataModule(TasksDataModule):
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name, vector in zip(names, weight, strict=True):
             x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
-            y = response(x @ vector, self.num_sines) + self.noise * draw_normal(len(x), generator=generator)
+            y = compute_response(x @ vector, self.num_sines) + self.noise * draw_normal(len(x), generator=generator)
             rows = Batch({"x": x.float()}, {name: y.float()})
             for split, part in split_rows(rows, self.rows).items():
                 tasks[split][name] = part
@@ -70,7 +70,7 @@ def draw_weights(pairs: int, input_dim: int, rho: float, generator: torch.Genera
     return torch.stack([first, related], 1).flatten(0, 1)
 
 
-def response(projection: Tensor, num_sines: int) -> Tensor:
+def compute_response(projection: Tensor, num_sines: int) -> Tensor:
     """Return z + sum_i sin(i z + (i - 1)^2), i = 1..``num_sines``, for ``projection`` z ``[N]``."""
     i = torch.arange(1, num_sines + 1)
     return projection + torch.sin(projection[:, None] * i + (i - 1) ** 2).sum(1)

@@ -48,9 +48,9 @@ class TableDataModule(TensorDataModule):
     cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text. The
     kind of an input is inferred, see ``infer_kind``, unless ``columns`` gives it, by name: category, number, date, list
     or text, or ``ColumnOptions``. Categories become ids, see ``VocabularyOptions``. Numbers are scaled to mean 0 and
-    standard deviation 1. Dates become month, day, weekday, hour and age, see ``parts_of``. The elements of a list, and
-    the words and letter groups of a text (see ``words_and_groups``), become ids, as categories do. Kinds, categories,
-    means and classes come from the training rows only.
+    standard deviation 1. Dates become month, day, weekday, hour and age, see ``split_dates``. The elements of a list,
+    and the words and letter groups of a text (see ``words_and_groups``), become ids, as categories do. Kinds,
+    categories, means and classes come from the training rows only.
 
     A cell of a number or date that cannot be read raises InputError. With ``on_invalid="missing"`` it counts as empty,
     and a warning gives the number of such cells. A bad label or weight always raises InputError.

@@ -65,7 +65,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
     than their share of the rows.
 
     ``lengths[task] [N]`` gives the lengths of a task's rows: its batches then hold rows of similar lengths, see
-    ``bucketed``.
+    ``bucket_rows``.
 
     The order depends on ``seed`` and the epoch only, and is the same in all processes. ``position()`` returns the epoch
     and the number of its steps that are done. Raises InputError if a task has fewer rows than there are processes.
@@ -148,13 +148,13 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         rest = len(order) % self.size
         if rest < self.world_size:  # too few for a batch
             order = order[: len(order) - rest]
-        return bucketed(order, lengths, self.size, generator)
+        return bucket_rows(order, lengths, self.size, generator)
 
     def _generator(self, stream: int, number: int = 0) -> torch.Generator:
         return make_generator(self.seed, self.epoch + 1, stream + 1, number + 1)
 
 
-def bucketed(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+def bucket_rows(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """Cut the rows ``order [N]`` into batches of ``size`` rows of similar lengths; return the batches in random order.
 
     The rows are cut into pools of ``POOL_BATCHES``. Those of a pool are sorted by ``lengths`` and cut into batches, so
@@ -231,17 +231,17 @@ class TasksDataModule(TensorDataModule):
     def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.tasks["train"], self._processes()
         sizes = {task: len(batch) for task, batch in rows.items()}
-        options = (self.task_order, self.temperature, self.tasks_per_step, rank, world_size, row_lengths(rows))
+        options = (self.task_order, self.temperature, self.tasks_per_step, rank, world_size, lengths_by_task(rows))
         sampler = TaskSampler(sizes, self.batch_size, self.shuffle_seed, self._position, *options)
         return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
 
     def _evaluation(self, split: str) -> RowsLoader:
         rows = self.tasks[split]
         sizes = {task: len(batch) for task, batch in rows.items()}
-        sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes(), row_lengths(rows))
+        sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes(), lengths_by_task(rows))
         return RowsLoader(TasksDataset(rows, numbered=True), sampler, self.pin_memory)
 
 
-def row_lengths(rows: Mapping[str, Rows]) -> dict[str, Tensor]:
+def lengths_by_task(rows: Mapping[str, Rows]) -> dict[str, Tensor]:
     """Return the lengths ``[N]`` of the rows of each task that has rows of different lengths."""
     return {task: ragged.lengths for task, ragged in rows.items() if isinstance(ragged, RaggedRows)}

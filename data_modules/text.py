@@ -18,7 +18,7 @@ from mtl.types import RANKING, TaskSpec, metric_family
 from .files.reading import regular_size
 from .splits import SPLITS, by_split, files_to_read, random_split, require_rows
 from .table import OPTION
-from .tables.cells import as_text, named
+from .tables.cells import as_text, data_columns
 from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, LabelRules, TargetOptions
 from .tables.options import Fractions, Separator
@@ -122,7 +122,7 @@ class TextDataModule(TextTasksDataModule):
         file, location, label = source.paths[split], f"data.tasks.{name}", self.labels[name].column
         reading: dict[str, Any] = {"separator": self.separator, "null_values": [""], "in_memory": True}
         frame = pl.concat([block for block, _ in read_blocks(file, f"{location}.{OPTION[split]}", **reading)])
-        check_columns(named(frame), [*source.columns, label], f"{location}: {file}", "")
+        check_columns(data_columns(frame), [*source.columns, label], f"{location}: {file}", "")
         for column in source.columns:
             kind = frame[column].dtype
             require(kind == pl.String, f"{location}: column {column!r} of {file} holds {kind}, not texts")

@@ -22,7 +22,7 @@ from .tables.encoder import check_columns
 from .tables.row_source import read_blocks
 from .task_batches import TasksDataModule
 from .texts import vocabulary
-from .texts.encoder import Encoder, pretrained
+from .texts.encoder import Encoder, load_pretrained
 from .texts.rows import RaggedRows, Texts
 
 logger = logging.getLogger(__name__)
@@ -160,5 +160,5 @@ class TextTasksDataModule(TasksDataModule):
 
     def _encoder(self, train: list[Texts]) -> Encoder:
         if self.tokenizer is not None:
-            return pretrained(self.tokenizer)
+            return load_pretrained(self.tokenizer)
         return vocabulary.trained(train, self.vocabulary, self.data_dir / "cache")

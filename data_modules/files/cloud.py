@@ -28,7 +28,7 @@ def scan(path: Path, **options: Any) -> pl.LazyFrame:
     return pl.scan_lines(str(path), **options)
 
 
-def rows_of(pattern: CloudPath) -> dict[str, int]:
+def count_rows(pattern: CloudPath) -> dict[str, int]:
     """Return the number of rows (of text files, of lines) of each file that is not empty, sorted by name.
 
     Of Parquet files, this reads the footers alone. The order of the columns may differ between files.
@@ -38,7 +38,7 @@ def rows_of(pattern: CloudPath) -> dict[str, int]:
     return dict(files.sort(FILE).collect().iter_rows())
 
 
-def problem(error: BaseException) -> str:
+def describe_problem(error: BaseException) -> str:
     """Return what is wrong in few words, from an error of polars that has those of several programs."""
     text = str(error)
     if "expanded paths were empty" in text:

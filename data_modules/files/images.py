@@ -15,7 +15,7 @@ NUM_LEVELS = 256
 PIXELS_PER_SLICE = 1 << 22  # pixels counted at a time
 
 
-def decode(file: Path, size: tuple[int, int], mode: str, again: str, scale: int = 1) -> Tensor:
+def decode_image(file: Path, size: tuple[int, int], mode: str, again: str, scale: int = 1) -> Tensor:
     """Return an image of the ``size`` (height, width) at 1/``scale`` of it, rounded up: ``[H, W]`` or ``[H, W, 3]``.
 
     ``mode``: that of Pillow, "L" or "RGB". ``again`` says in messages how to repair the file. Raises InputError.
@@ -24,11 +24,11 @@ def decode(file: Path, size: tuple[int, int], mode: str, again: str, scale: int 
         if (image.height, image.width) != size:
             raise ValueError(f"{image.height} x {image.width} pixels instead of {size[0]} x {size[1]}")
         image.draft(mode, (size[1] // scale, size[0] // scale))  # scaled by the decoder: fast, no aliasing
-        height, width = reduced(size, scale)
+        height, width = reduced_size(size, scale)
         return torch.from_numpy(np.array(image.convert(mode).resize((width, height), Image.Resampling.BOX)))
 
 
-def reduced(size: tuple[int, int], scale: int) -> tuple[int, int]:
+def reduced_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
     """Return height and width at 1/``scale`` of ``size``, rounded up as in JPEG decoders."""
     return -(-size[0] // scale), -(-size[1] // scale)
 

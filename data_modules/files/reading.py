@@ -18,7 +18,7 @@ import polars as pl
 from mtl.checks import InputError, first_line, require
 from mtl.files.cloud import CloudPath
 
-from .cloud import problem, rows_of
+from .cloud import count_rows, describe_problem
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
@@ -87,9 +87,9 @@ def files_of(path: Path, option: str = "") -> list[Path]:
 
 
 def cloud_rows(path: CloudPath) -> dict[str, int]:
-    """Return ``rows_of(path)``. Raises InputError."""
+    """Return ``count_rows(path)``. Raises InputError."""
     with parsing(path):
-        return rows_of(path)
+        return count_rows(path)
 
 
 def is_pattern(path: Path) -> bool:
@@ -151,7 +151,7 @@ def parsing(file: Path, again: str = "") -> Iterator[None]:
         raise
     except (Exception, pl.exceptions.PanicException) as error:
         if isinstance(file, CloudPath):
-            raise InputError(f"{file}: {problem(error)}") from None
+            raise InputError(f"{file}: {describe_problem(error)}") from None
         why = quote(f"{type(error).__name__}: {first_line(error)}", 200)
         raise InputError(f"{file} is damaged ({why}). {again or repair(file)}") from None
 

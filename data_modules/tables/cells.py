@@ -77,7 +77,7 @@ class Cells:
 
         Raises InputError, which names the first invalid cell.
         """
-        parsed = parse(self.column, number_format)
+        parsed = parse_numbers(self.column, number_format)
         finite = parsed.set(parsed.is_infinite(), None)
         self._note_invalid(finite, expected_number(number_format))
         return finite.fill_null(float("nan"))
@@ -121,7 +121,7 @@ class Cells:
         require((largest or 0.0) < MAX_EXACT_INTEGER, message)
 
 
-def ignoring(column: str) -> str:
+def ignore_hint(column: str) -> str:
     """Return the end of a message about a column."""
     return f", or leave it out with data.ignore=[{column}]"
 
@@ -136,7 +136,7 @@ def expected_date(date_format: str) -> str:
     return f"a date as in {date_format or '2026-03-01 or 2026-03-01 14:30'}"
 
 
-def parse(column: pl.Series, number_format: str = "") -> pl.Series:
+def parse_numbers(column: pl.Series, number_format: str = "") -> pl.Series:
     """Return ``column`` as float64, null for cells that are empty or no number; text is read as ``number_format``."""
     if column.dtype == pl.String:
         if number_format:
@@ -181,7 +181,7 @@ def is_list(column: pl.Series) -> bool:
     )
 
 
-def named(frame: pl.DataFrame) -> list[str]:
+def data_columns(frame: pl.DataFrame) -> list[str]:
     """Return the columns of the table itself, without the numbers and files of its rows."""
     return [name for name in frame.columns if name not in (ROW, FILE)]
 

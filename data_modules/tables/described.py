@@ -44,13 +44,13 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     check_columns(columns, labels, str(path), "")
     where, options = str(path), TableOptions()
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, options)
-    kinds = {profile.name: kind for profile in candidates if (kind := task_kind(profile))}
+    kinds = {profile.name: kind for profile in candidates if (kind := infer_task_kind(profile))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
     problems = [profile.problem for profile in candidates if profile.name in unfit and profile.problem]
     message = f"{where}: {join_names(unfit)}: constants, dates, lists, identifiers and free text are no labels"
     require(not unfit, "; ".join([message, *problems]))
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
-    task_options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
+    task_options = {make_task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
     formats = {
         column.name: column.format for column in candidates if column.format and tasks.get(column.name) == "regression"
     }
@@ -67,7 +67,7 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
             logger.warning("%s", profile.problem)
     for advice in split_advice(profiles, rows):
         logger.info("%s", advice)
-    return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(
+    return HEAD.format(path=to_flow_yaml(where), folder=folder, name=name) + "".join(
         yaml_lines(profiles, task_options, formats)
     )
 
@@ -87,7 +87,7 @@ def split_advice(columns: Sequence[Profile], rows: int) -> list[str]:
     return advice
 
 
-def task_kind(column: Profile) -> str | None:
+def infer_task_kind(column: Profile) -> str | None:
     """Return the kind of task that predicts a column, None if it cannot be predicted."""
     if not column.varies or column.kind not in ("category", "number"):
         return None
@@ -95,7 +95,7 @@ def task_kind(column: Profile) -> str | None:
     return "binary" if values == 2 else "multiclass" if column.kind == "category" else "regression"
 
 
-def task_name(column: str) -> str:
+def make_task_name(column: str) -> str:
     """Return a name of a task that is accepted everywhere."""
     return re.sub(r"[^\w -]+", "_", column).strip() or "task"
 
@@ -106,10 +106,10 @@ def yaml_lines(columns: Sequence[Profile], tasks: dict[str, Any], formats: dict[
     described |= {name: {"format": label_format} for name, label_format in formats.items()}
     # Identifiers and free text are left out anyway, until data.columns names their kind, as is advised
     constant = [column.name for column in columns if not column.varies]
-    lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]
+    lines = ["  tasks:\n", *(f"    {to_flow_yaml(name)}: {to_flow_yaml(options)}\n" for name, options in tasks.items())]
     lines += ["  columns:\n"] * bool(described)
-    lines += [f"    {flow(name)}: {flow(options)}\n" for name, options in described.items()]
-    lines += [f"  ignore: {flow(constant)}\n"] * bool(constant)
+    lines += [f"    {to_flow_yaml(name)}: {to_flow_yaml(options)}\n" for name, options in described.items()]
+    lines += [f"  ignore: {to_flow_yaml(constant)}\n"] * bool(constant)
     return lines + [f"  # {column.problem}\n" for column in columns if column.problem]
 
 
@@ -132,7 +132,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-def flow(value: Any) -> str:
+def to_flow_yaml(value: Any) -> str:
     """Return a value as one line of YAML, whose texts are no interpolations."""
     options = {"default_flow_style": True, "width": 10**9, "allow_unicode": True, "sort_keys": False}
     text: str = yaml.dump(escape_interpolation(value), Dumper=_Dumper, **options)

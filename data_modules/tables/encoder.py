@@ -18,7 +18,7 @@ from torch import Tensor
 from mtl.checks import join_names, require
 from mtl.types import ROW, InputSpec, Numeric, RowEncoder
 
-from .cells import Cells, Remarks, ignoring, named
+from .cells import Cells, Remarks, data_columns, ignore_hint
 from .columns.base import FAR, UNSEEN
 from .columns.category import CategoryColumn
 from .columns.date import DateColumn
@@ -64,15 +64,15 @@ class TableEncoder(RowEncoder):
 
     def cells(self, frame: pl.DataFrame, where: str, remarks: Remarks) -> list[tuple[AnyColumn, Cells]]:
         """Return each column with its cells in ``frame``, empty ones as null. Raises InputError for missing columns."""
-        frame = numbered(frame)
-        check_columns(named(frame), self.columns, where)
+        frame = number_rows(frame)
+        check_columns(data_columns(frame), self.columns, where)
         columns = self.columns_by_name.values()
         names = [column.name for column in columns if self.from_text or column.is_parsed]
         texts = pl.selectors.by_name(*names) & pl.selectors.string()
         frame = frame.with_columns(texts.replace(list(self.null_values), None))
         pairs = [(column, Cells(frame, column.name, where, remarks, self.empty)) for column in columns]
         for column, cells in pairs:
-            cells.check_type(ignoring(column.name), column.kind)
+            cells.check_type(ignore_hint(column.name), column.kind)
         return pairs
 
     @property
@@ -161,7 +161,7 @@ class TableEncoder(RowEncoder):
                 logger.warning("%s, %s", path, unusual)
 
 
-def numbered(frame: pl.DataFrame) -> pl.DataFrame:
+def number_rows(frame: pl.DataFrame) -> pl.DataFrame:
     """Return ``frame`` with its rows numbered from 1, unless they are numbered already."""
     return frame if ROW in frame.columns else frame.with_row_index(ROW, offset=1)
 

@@ -13,9 +13,9 @@ from mtl.checks import format_value, join_names, require
 from mtl.types import TaskSpec
 
 from .cells import Remarks, as_text
-from .columns.list import ListColumn, longest
+from .columns.list import ListColumn, max_length_of
 from .encoder import TableEncoder
-from .histograms import Histogram, merge, of_training
+from .histograms import Histogram, merge_histograms, training_histogram
 from .labels import TargetOptions
 from .options import TableOptions
 from .profile import Blocks
@@ -42,14 +42,14 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
             for name, elements in column.elements(cells).items():
                 counts[name].add(elements)
             if isinstance(column, ListColumn):
-                lengths[column.name] = max(lengths[column.name], longest(column.lists(cells)))
+                lengths[column.name] = max(lengths[column.name], max_length_of(column.lists(cells)))
         rows += len(frame)
     shared = dict[str, list[str]]()  # the inputs with one vocabulary: a target and its lists, or an input alone
     for column in columns.values():
         for name in column.vocabularies:
             shared.setdefault(column.options["target"] or name, []).append(name)
     kinds = {name: column.kind for column in columns.values() for name in column.vocabularies}
-    after, merged = dict(before), {name: merge(blocks) for name, blocks in histograms.items()}
+    after, merged = dict(before), {name: merge_histograms(blocks) for name, blocks in histograms.items()}
     for names in shared.values():
         vocabulary, needed = before[names[0]], options.vocabulary.min_count_of(kinds[names[0]])
         table = text_counts([counts[name] for name in names])
@@ -65,7 +65,7 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
             if name in merged and merged[name].frequent is not None:
                 occurrences = text_counts([counts[name]]).join(table, on="value")
                 missing = merged[name].counts[-1] if name in lengths else 0
-                merged[name] = of_training(occurrences, needed, after[name], rows, missing)
+                merged[name] = training_histogram(occurrences, needed, after[name], rows, missing)
     extended = {name: column.extended(after, merged[name]) for name, column in columns.items()}
     for name, column in extended.items():
         if isinstance(column, ListColumn):

@@ -76,7 +76,9 @@ def category_histogram(ids: Tensor, vocabulary: Vocabulary, missing: int, rows: 
     return Histogram(counts.tolist(), rows, trained.frequent)
 
 
-def of_training(table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, rows: int, missing: int = 0) -> Histogram:
+def training_histogram(
+    table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, rows: int, missing: int = 0
+) -> Histogram:
     """Return the histogram of the categories of a column in the training rows.
 
     A training row whose category would be unknown without it counts as unknown: that is the fraction of unknown ones to
@@ -95,7 +97,7 @@ def of_training(table: pl.DataFrame, min_count: int, vocabulary: Vocabulary, row
     return Histogram(category_counts(ids, vocabulary, missing, frequent, counts).tolist(), rows, frequent)
 
 
-def merge(blocks: Sequence[Histogram]) -> Histogram:
+def merge_histograms(blocks: Sequence[Histogram]) -> Histogram:
     """Return the histogram of the rows of all ``blocks``, which have the same bins."""
     counts = np.sum([block.counts for block in blocks], 0)
     means = [(block.mean, sum(block.counts[:-1])) for block in blocks if block.mean is not None]

@@ -11,7 +11,7 @@ import polars as pl
 
 from mtl.checks import InputError
 
-from .cells import Cells, expected_date, expected_number, is_date, is_list, parse, parse_dates
+from .cells import Cells, expected_date, expected_number, is_date, is_list, parse_dates, parse_numbers
 from .formats import DATE_FORMATS, Fit, best_fit, number_formats, some_values
 from .options import ColumnKind, TableOptions
 
@@ -37,7 +37,7 @@ ID_NAME = re.compile(
 )
 
 
-def given_kind(column: pl.Series, options: TableOptions) -> Kind | None:
+def stated_kind(column: pl.Series, options: TableOptions) -> Kind | None:
     """Return the kind of ``column`` that is given or follows from its type; None if it depends on the cells."""
     column_options = options.of(str(column.name))
     if column_options.kind is not None:
@@ -89,7 +89,7 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
         fit = best_fit(table, formats, parse_cells)
         if fit.fraction < MIN_PARSED_FRACTION:
             return None
-        cell_format = only_format(fit, name, parse_cells, first)
+        cell_format = single_format(fit, name, parse_cells, first)
         if fit.fraction < 1.0 and options.on_invalid == "error":
             invalid = first(lambda cells: cells.is_not_null() & parse_cells(cells, cell_format).is_null())
             unread = round((1 - fit.fraction) * filled)
@@ -111,7 +111,7 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
                 f"{invalid} is not {expected_date(two[0])}, as other cells are. "
                 f"Write all in one way, or set 'data.columns={{{name}: category}}' or data.ignore=[{name}]"
             )
-    numbers = read(parse, formats or ["", *(number_formats(values) if text else ())], expected_number)
+    numbers = read(parse_numbers, formats or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
         cell_format, parsed = numbers
         return infer_numeric(name, table, parsed, cell_format)
@@ -128,14 +128,14 @@ def _fraction(table: pl.DataFrame, pattern: str) -> float:
     return float(count) / max(1, int(table["count"].sum()))
 
 
-def only_format(fit: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
+def single_format(fit: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
     """Return the only format that fits; raise InputError, with a cell that ``first`` describes, if there are two."""
     cell_format, *others = fit.formats
     if others:
         differ = first(lambda cells: ~parse_cells(cells, cell_format).eq_missing(parse_cells(cells, others[0])))
         raise InputError(
             f"{differ} may be written as {cell_format} or {others[0]}, and no other cell tells: give "
-            f"'data.columns={{{name}: {{format: {quoted(cell_format)}}}}}' or {quoted(others[0])}"
+            f"'data.columns={{{name}: {{format: {quote_format(cell_format)}}}}}' or {quote_format(others[0])}"
         )
     return cell_format
 
@@ -153,7 +153,7 @@ def two_date_formats(values: pl.Series) -> list[str]:
     return formats if len(unread) <= max_unread else []
 
 
-def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
+def find_format(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
     """Return the format of a column whose kind is given, from its first cells; "" if it has no other than the standard.
 
     Raises InputError, which describes a cell, if two formats fit.
@@ -164,13 +164,14 @@ def format_of(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
     if column.dtype != pl.String or kind not in ("number", "date"):
         return ""
     table = column.rename("value").drop_nulls().value_counts(sort=True)
-    parse_cells, others = (parse_dates, [*DATE_FORMATS]) if kind == "date" else (parse, number_formats(table["value"]))
-    fit = best_fit(table, ["", *others], parse_cells)
+    parse_cells: Reader = parse_dates if kind == "date" else parse_numbers
+    formats = [*DATE_FORMATS] if kind == "date" else number_formats(table["value"])
+    fit = best_fit(table, ["", *formats], parse_cells)
 
     def first(wanted: Parse) -> str:
         return cells.describe(int(wanted(column).arg_true()[0]))
 
-    return only_format(fit, cells.name, parse_cells, first) if fit.fraction >= MIN_PARSED_FRACTION else ""
+    return single_format(fit, cells.name, parse_cells, first) if fit.fraction >= MIN_PARSED_FRACTION else ""
 
 
 def infer_numeric(name: str, table: pl.DataFrame, parsed: pl.Series, cell_format: str) -> Inferred:
@@ -207,7 +208,7 @@ def mean_words(table: pl.DataFrame) -> float:
     return float(total / max(1, table["count"].sum()))
 
 
-def quoted(cell_format: str) -> str:
+def quote_format(cell_format: str) -> str:
     """Return a format as a value of the command line."""
     return cell_format if cell_format in DATE_FORMATS and "," not in cell_format else f'"{cell_format}"'
 

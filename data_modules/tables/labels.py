@@ -19,8 +19,8 @@ from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positi
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
-from .cells import Cells, as_text, parse
-from .inference import format_of, quoted
+from .cells import Cells, as_text, parse_numbers
+from .inference import find_format, quote_format
 from .options import TableOptions
 from .statistics import Counts, Moments
 from .vocabulary import Vocabulary
@@ -255,7 +255,7 @@ class TargetOptions(LabelOptions):
             return ()
         if isinstance(self.class_weights, str):
             return tuple(sum(counts) / (len(classes) * count) for count in counts)
-        weights = {_cell_text(name): weight for name, weight in self.class_weights.items()}
+        weights = {_to_cell_text(name): weight for name, weight in self.class_weights.items()}
         unknown = ", ".join(format_value(name) for name in weights if name not in classes)
         labels = f"the labels of {location} are {join_names(classes)}"
         require(not unknown, f"data.tasks.{self.name}.class_weights: {unknown}: {labels}")
@@ -267,8 +267,8 @@ class TargetOptions(LabelOptions):
         try:
             values = cells.numbers(self.format)
         except InputError as error:
-            likely = format_of(cells, TableOptions(), "number")
-            setting = f"'data.columns={{{self.column}: {{format: {quoted(likely)}}}}}'"
+            likely = find_format(cells, TableOptions(), "number")
+            setting = f"'data.columns={{{self.column}: {{format: {quote_format(likely)}}}}}'"
             hint = f", or set {setting}" if likely and not self.format else ""
             raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
@@ -287,7 +287,7 @@ class TargetOptions(LabelOptions):
     def _classes(self, counts: Mapping[str, int], location: str) -> list[str]:
         """Return the sorted classes of the training rows; for binary tasks, the positive one last."""
         values = list(counts)
-        as_number = parse(pl.Series(values))
+        as_number = parse_numbers(pl.Series(values))
         order = as_number.to_list() if as_number.null_count() == 0 else values
         classes = [value for _, value in sorted(zip(order, values, strict=True))]
         require(
@@ -302,7 +302,7 @@ class TargetOptions(LabelOptions):
             f"{location}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
             f"{join_names(classes)}; use kind=multiclass",
         )
-        positive = None if self.positive is None else _cell_text(self.positive)
+        positive = None if self.positive is None else _to_cell_text(self.positive)
         require(
             positive in (None, *classes),
             f"data.tasks.{self.name}: positive={format_value(self.positive)}; "
@@ -343,6 +343,6 @@ def find_conditions(task: TargetOptions, tasks_by_name: Mapping[str, TargetOptio
     return names[1:]
 
 
-def _cell_text(value: Cell) -> str:
+def _to_cell_text(value: Cell) -> str:
     """Return a label as text, as ``as_text`` returns the cells of a table."""
     return as_text(pl.Series([value]))[0] or ""

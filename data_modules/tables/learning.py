@@ -90,7 +90,7 @@ def learn(
             require(not taken, f"{where}: rename the column {join_names(taken)}: {parts}")
     used = [profile for profile in profiles if profile.used]
     require(bool(used), f"{where}: every input column is constant in the training rows, an identifier, or free text")
-    learners = {profile.name: learner_of(profile, options, sample[profile.name]) for profile in used}
+    learners = {profile.name: make_learner(profile, options, sample[profile.name]) for profile in used}
     share_vocabularies(learners, options, where)
     needed = [name for name, learner in learners.items() if learner.needs_rows]
     for frame, file in blocks(needed) if needed else ():
@@ -103,7 +103,7 @@ def learn(
     return encoder, specs
 
 
-def learner_of(profile: Profile, options: TableOptions, sample: pl.Series) -> Learner:
+def make_learner(profile: Profile, options: TableOptions, sample: pl.Series) -> Learner:
     """Return what learns to read a column; ``sample``: some of its cells."""
     return LEARNERS["number" if profile.repeats else str(profile.kind)](profile, options, sample)
 

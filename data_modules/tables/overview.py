@@ -19,7 +19,7 @@ from rich.table import Table
 
 from mtl.checks import format_value, join_names
 
-from .cells import as_text, parse, parse_dates
+from .cells import as_text, parse_dates, parse_numbers
 from .labels import TargetOptions
 from .profile import MAX_DISTINCT_COUNTED, Profile
 
@@ -105,7 +105,7 @@ def build_table(
             column.kind or "?" if column.used else "left out",
             "" if column.kind in ("list", "text") else distinct,
             f"{column.missing / rows:.1%}" if column.missing else "",
-            examples(sample[column.name]),
+            format_examples(sample[column.name]),
             "; ".join(filter(None, why)),
         )
     if hidden:
@@ -119,7 +119,7 @@ def _describe_format(column: Profile, cells: pl.Series) -> str:
     return f"as in {column.format}{' and yyyy-mm-dd' if both else ''}" if column.format else ""
 
 
-def examples(cells: pl.Series) -> str:
+def format_examples(cells: pl.Series) -> str:
     """Return some values of a column, as many as there is room for."""
     values = cells.drop_nulls().head(100).unique(maintain_order=True).head(MAX_EXAMPLES).to_list()
     texts = [text if (text := str(value)).isprintable() else format_value(value) for value in values]
@@ -133,12 +133,12 @@ def find_leaks(
 ) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
     targets = {
-        task.name: parse(sample[task.column], task.format).fill_null(float("nan")).to_numpy()
+        task.name: parse_numbers(sample[task.column], task.format).fill_null(float("nan")).to_numpy()
         if task.kind == "regression"
-        else classes_of(sample[task.column])
+        else number_classes(sample[task.column])
         for task in labels
     }
-    read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"number": parse, "date": parse_dates}
+    read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"number": parse_numbers, "date": parse_dates}
     leaks: dict[str, list[str]] = {}
     for column in columns if labels else ():
         if not column.used or column.kind in ("list", "text", None):
@@ -194,7 +194,7 @@ class LeakCheck:
         return label[order], self.rank[order]
 
 
-def classes_of(column: pl.Series) -> Any:
+def number_classes(column: pl.Series) -> Any:
     """Return the class of each row as a number from 0 ``[N]``, -1 for a missing label."""
     return (as_text(column).rank("dense").cast(pl.Int64) - 1).fill_null(-1).to_numpy()
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.types import RowEncoder
 
-from .cells import Cells, as_text, named, parse
-from .encoder import check_columns, numbered
+from .cells import Cells, as_text, data_columns, parse_numbers
+from .encoder import check_columns, number_rows
 from .row_source import read_blocks
 
 
@@ -37,7 +37,7 @@ class KnownIds:
     def of(self, frame: pl.DataFrame, column: str, where: str) -> Tensor:
         """Return the ids ``[N]`` of the cells of ``column``; raise InputError, which names the first unknown one."""
         if self.names is None:
-            number = parse(frame[column])  # float64; null for a cell that is not a number
+            number = parse_numbers(frame[column])  # float64; null for a cell that is not a number
             is_known = (number == number.round()) & number.is_between(1, self.size)
             ids = number - 1
             accepted = f"the network knows only those that it was trained on, the whole numbers from 1 to {self.size}"
@@ -66,8 +66,8 @@ class IdEncoder(RowEncoder):
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the ids ``[N]`` by input. Raises InputError for a missing column and for an unknown user or item."""
-        check_columns(named(frame), self.columns, where)
-        frame = numbered(frame)
+        check_columns(data_columns(frame), self.columns, where)
+        frame = number_rows(frame)
         return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:

@@ -10,8 +10,8 @@ import polars as pl
 
 from mtl.checks import InputError
 
-from .cells import Cells, as_text, ignoring, parse, parse_dates
-from .inference import MAX_VALUES_WITH_IDS, Kind, format_of, given_kind, has_id_name, infer_kind
+from .cells import Cells, as_text, ignore_hint, parse_dates, parse_numbers
+from .inference import MAX_VALUES_WITH_IDS, Kind, find_format, has_id_name, infer_kind, stated_kind
 from .options import TableOptions
 from .statistics import Counts
 
@@ -46,20 +46,20 @@ class Profile:
         """Count the values of a block of training rows. Raises InputError, which names the first invalid cell."""
         column = cells.column
         if self.first is None:
-            cells.check_type(ignoring(self.name), None)
-            self.first, self.kind = column[:1], given_kind(column, self.options)
+            cells.check_type(ignore_hint(self.name), None)
+            self.first, self.kind = column[:1], stated_kind(column, self.options)
             self.repeats = self.options.of(self.name).ids
-            cells.check_type(ignoring(self.name), self.kind)
+            cells.check_type(ignore_hint(self.name), self.kind)
             target = self.options.of(self.name).target
             self.why = f"compared with {target}" if target else "given" if self.name in self.options.named else ""
-            self.format = format_of(cells, self.options, "number" if self.repeats else self.kind)
+            self.format = find_format(cells, self.options, "number" if self.repeats else self.kind)
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
         if self.kind in ("list", "text"):
             self.counts = None
             if self.kind == "text" and not self.has_text:
                 texts = as_text(column)
-                bare = parse(texts).is_null() & parse_dates(texts).is_null() & texts.is_not_null()
+                bare = parse_numbers(texts).is_null() & parse_dates(texts).is_null() & texts.is_not_null()
                 self.has_text = bool(bare.any())
         elif self.kind == "date":
             self._note_newest(cells.dates(self.format))
@@ -71,7 +71,7 @@ class Profile:
                 self.kind = "number"
 
     def _may_be_categories(self, numbers: pl.Series) -> bool:
-        values = parse(numbers)
+        values = parse_numbers(numbers)
         assert self.counts is not None
         return bool((values == values.round()).all()) and (
             self.counts.fewest <= MAX_VALUES_WITH_IDS or has_id_name(self.name)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mtl.checks import InputError
 
 from .cells import Cells
-from .statistics import Moments, bounds_of, edges_of
+from .statistics import Moments, bin_edges, outlier_bounds
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Scale:
 
     If training rows have empty cells, a second column marks the empty cells by 1. If they have outliers, all numbers
     are first moved into ``bounds``, so that a few large ones do not make all others nearly equal. ``edges`` divide the
-    training rows into bins with about as many rows each, see ``edges_of``.
+    training rows into bins with about as many rows each, see ``bin_edges``.
     """
 
     mean: float
@@ -65,7 +65,7 @@ class Scale:
             first = cells.describe(int(scaled.isfinite().int().argmin()))
             raise InputError(
                 f"{first} is too far from the training rows, whose mean is {self.mean:.4g} and standard deviation "
-                f"{self.std:.4g}: scaled by them it overflows; {advice(cells.name)}"
+                f"{self.std:.4g}: scaled by them it overflows; {cell_advice(cells.name)}"
             )
         return [scaled, empty.float()] if self.gaps else [scaled]
 
@@ -74,8 +74,8 @@ class Measures:
     """The moments of numbers, after outliers are moved to the bounds that a ``sample`` of the numbers suggests."""
 
     def __init__(self, sample: pl.Series) -> None:
-        self.bounds = bounds_of(sample)
-        self.edges = edges_of(sample.clip(*self.bounds))
+        self.bounds = outlier_bounds(sample)
+        self.edges = bin_edges(sample.clip(*self.bounds))
         self.moments = Moments()
 
     def add(self, values: pl.Series) -> None:
@@ -88,5 +88,5 @@ class Measures:
         return Scale(moments.mean, moments.std if moments.std > 0 else 1.0, moments.gaps, bounds, self.edges)
 
 
-def advice(name: str) -> str:
+def cell_advice(name: str) -> str:
     return f"correct it, empty it, or leave the column out with data.ignore=[{name}]"

@@ -110,7 +110,7 @@ class Sample:
         return pl.concat(self.parts, how="vertical_relaxed")
 
 
-def bounds_of(values: pl.Series) -> tuple[float, float]:
+def outlier_bounds(values: pl.Series) -> tuple[float, float]:
     """Return the bounds beyond which numbers are outliers: three times as far apart as the middle 98 % of them.
 
     A column whose middle 98 % are equal has none.
@@ -121,7 +121,7 @@ def bounds_of(values: pl.Series) -> tuple[float, float]:
     return (low - width, high + width) if width > 0 else (-math.inf, math.inf)
 
 
-def edges_of(values: pl.Series) -> list[float]:
+def bin_edges(values: pl.Series) -> list[float]:
     """Return increasing values that divide numbers into at most ``MAX_BINS`` bins with about as many rows each."""
     numbers = values.filter(values.is_finite()).to_numpy()
     quantiles = np.quantile(numbers, np.linspace(0, 1, MAX_BINS + 1)) if len(numbers) else numbers

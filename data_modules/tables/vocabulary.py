@@ -17,7 +17,7 @@ from .statistics import Counts
 UNKNOWN = 0  # id of a category that the training rows do not have
 
 
-def value_of(text: pl.Series, booleans: bool) -> pl.Series:
+def canonical_value(text: pl.Series, booleans: bool) -> pl.Series:
     """Return the number or date that a text stands for, in one spelling; null if it is neither.
 
     So 07, +7, 7.00 and 7e0 are 7, and 2026-03-01 is that day's midnight. Digits are kept: two whole numbers beyond 2^53
@@ -60,7 +60,7 @@ class Vocabulary:
 
     @cached_property
     def _by_value(self) -> pl.DataFrame:
-        meanings = self._ids.with_columns(of=value_of(self._ids["value"], self._booleans))
+        meanings = self._ids.with_columns(of=canonical_value(self._ids["value"], self._booleans))
         return meanings.filter(pl.col("of").is_unique() & pl.col("of").is_not_null()).select("of", "id")
 
     def encode(self, column: pl.Series) -> Tensor:
@@ -69,7 +69,7 @@ class Vocabulary:
         ids = text.join(self._ids, on="value", how="left", maintain_order="left")["id"]
         if ids.null_count():
             others = text.filter(ids.is_null()).unique()
-            others = others.with_columns(of=value_of(others["value"], self._booleans))
+            others = others.with_columns(of=canonical_value(others["value"], self._booleans))
             same_value = others.join(self._by_value, on="of").select("value", "id")
             ids = text.join(pl.concat([self._ids, same_value]), on="value", how="left", maintain_order="left")["id"]
         return torch.from_numpy(ids.fill_null(UNKNOWN).to_numpy(writable=True))

@@ -123,7 +123,7 @@ class Encoder:
         }
 
 
-def pretrained(name: str) -> Encoder:
+def load_pretrained(name: str) -> Encoder:
     """Return the tokenizer ``name``: a folder, or a name on the hub of Hugging Face. Raises InputError."""
     from transformers import AutoTokenizer
 

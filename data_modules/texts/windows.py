@@ -60,7 +60,7 @@ class Windows:
         return torch.where(missing[:, None], MISSING_CLASS, torch.where(whole[:, None], spans, 0))
 
 
-def windows(
+def cut_windows(
     encoder: Encoder,
     questions: Sequence[str],
     contexts: Sequence[str],
@@ -74,16 +74,16 @@ def windows(
     Rows have at most ``max_length`` tokens. A context that is too long for one row gives rows that begin ``stride``
     tokens apart. Of a question, the first ``max_question`` tokens count.
     """
-    before, between, after = frame(encoder)
+    before, between, after = special_tokens(encoder)
     ids: list[array[int]] = []
     characters = array("i")
-    for encoding in encodings(encoder, contexts):
+    for encoding in encode_texts(encoder, contexts):
         ids.append(array("i", encoding.ids))
         characters.extend(chain.from_iterable(encoding.offsets))
     sizes = torch.tensor([len(row) for row in ids])
     begin = (sizes.cumsum(0) - sizes).tolist()
     tokens, lengths, boundary, question, context, shift = (array("i") for _ in range(6))
-    for index, (encoding, place) in enumerate(zip(encodings(encoder, questions), asked, strict=True)):
+    for index, (encoding, place) in enumerate(zip(encode_texts(encoder, questions), asked, strict=True)):
         start = before + array("i", encoding.ids[:max_question]) + between
         room = max_length - len(start) - len(after)
         for low in range(0, max(1, len(ids[place]) - room + stride), stride):
@@ -95,19 +95,19 @@ def windows(
             context.extend((len(start), len(start) + len(part) - 1))
             shift.append(begin[place] + low - len(start))
     return {
-        "tokens": tensor(tokens),
-        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), tensor(lengths).cumsum(0)]),
-        "boundary": tensor(boundary),
-        "question": tensor(question).long(),
-        "context": tensor(context).view(-1, 2).long(),
-        "shift": tensor(shift).long(),
-        "characters": tensor(characters).view(-1, 2).long(),
+        "tokens": to_tensor(tokens),
+        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), to_tensor(lengths).cumsum(0)]),
+        "boundary": to_tensor(boundary),
+        "question": to_tensor(question).long(),
+        "context": to_tensor(context).view(-1, 2).long(),
+        "shift": to_tensor(shift).long(),
+        "characters": to_tensor(characters).view(-1, 2).long(),
         "sizes": sizes,
         "asked": torch.tensor(asked),
     }
 
 
-def frame(encoder: Encoder) -> tuple[array[int], array[int], array[int]]:
+def special_tokens(encoder: Encoder) -> tuple[array[int], array[int], array[int]]:
     """Return the special tokens before, between and after two texts."""
     pair = encoder.tokenizer.encode("a", "b")
     first, second = ([place for place, text in enumerate(pair.sequence_ids) if text == which] for which in (0, 1))
@@ -116,7 +116,7 @@ def frame(encoder: Encoder) -> tuple[array[int], array[int], array[int]]:
     return before, between, after
 
 
-def encodings(encoder: Encoder, texts: Sequence[str]) -> Iterator[Any]:
+def encode_texts(encoder: Encoder, texts: Sequence[str]) -> Iterator[Any]:
     """Yield each text as tokens without special ones, and with the places of their characters."""
     for start in range(0, len(texts), ROWS_PER_CHUNK):
         try:
@@ -126,6 +126,6 @@ def encodings(encoder: Encoder, texts: Sequence[str]) -> Iterator[Any]:
             raise InputError(f"data.tokenizer={encoder.source} fails on these texts: {error}") from error
 
 
-def tensor(values: array[int]) -> Tensor:
+def to_tensor(values: array[int]) -> Tensor:
     """Return a copy of ``values`` as int32."""
     return torch.frombuffer(values, dtype=torch.int32).clone() if values else torch.zeros(0, dtype=torch.int32)

@@ -16,7 +16,7 @@ from mtl.checks import InputError, first_line
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.data_modules.split_rows import SplitRows
-from mtl.data_modules.tables.cells import FILE, named
+from mtl.data_modules.tables.cells import FILE, data_columns
 from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table
@@ -166,7 +166,7 @@ def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Seq
     drawn = np.sort(np.random.default_rng(0).permutation(count)[:_ROWS])
     wanted = np.unique(np.concatenate([drawn, *(rows.row_id.numpy() for _, rows in worst)]))
     frame = _rows_at(table.rows, wanted)
-    sample = frame[np.searchsorted(wanted, drawn)].select(named(frame))
+    sample = frame[np.searchsorted(wanted, drawn)].select(data_columns(frame))
     tables = [
         _worst(table.model, task, rows, frame[np.searchsorted(wanted, rows.row_id.numpy())]) for task, rows in worst
     ]

@@ -13,7 +13,7 @@ import polars as pl
 import scipy  # imports its parts at their first use
 import torch
 
-from mtl.data_modules.tables.cells import as_text, parse
+from mtl.data_modules.tables.cells import as_text, parse_numbers
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Bold, Table
 from mtl.report.statistics import holm
@@ -82,7 +82,7 @@ def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
     """
-    numbers, column = parse(cells), encoder.columns_by_name.get(cells.name)
+    numbers, column = parse_numbers(cells), encoder.columns_by_name.get(cells.name)
     is_category = column is not None and column.kind == "category"
     if not is_category and numbers.n_unique() > MOST and numbers.null_count() == cells.null_count():
         quartiles = (numbers.quantile(fraction, "nearest") for fraction in (0.25, 0.5, 0.75))

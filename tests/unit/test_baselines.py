@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 from mtl.callbacks.baselines import leads
-from mtl.data_modules.constant_predictions import constant_of
+from mtl.data_modules.constant_predictions import fit_constant
 from torch import Tensor
 
 import mtl
@@ -64,7 +64,7 @@ def table() -> tuple[DataSpec, Batch]:
     inputs = {"city": torch.tensor(city), "tags": torch.tensor(tags), "numbers": torch.tensor(x).float()[:, None]}
     spec = DataSpec({"city": Categorical(6), "tags": Bag(4, 3), "numbers": Numeric(1)}, KINDS)
     targets = {task.name: labels(task, draw, signal) for task in KINDS}
-    return replace(spec, tasks=[replace(t, constant=constant_of(t, targets[t.name])) for t in KINDS]), Batch(
+    return replace(spec, tasks=[replace(t, constant=fit_constant(t, targets[t.name])) for t in KINDS]), Batch(
         inputs, targets
     )
 
@@ -84,7 +84,7 @@ def test_no_other_constant_has_a_lower_loss() -> None:
             moved = flat + step * (torch.arange(len(flat)) == index)
             others = losses(spec, rows, split_outputs(spec.tasks, moved.expand(ROWS, -1)))
             assert all(others[name] >= best[name] - 1e-6 for name in best)
-    assert constant_of(NUMBER, torch.full((3,), torch.nan)) == ()
+    assert fit_constant(NUMBER, torch.full((3,), torch.nan)) == ()
 
 
 def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:

@@ -11,7 +11,7 @@ from mtl.data_modules import digits
 from mtl.data_modules.digits import DigitsDataModule, parse_svhn, split_images
 from mtl.data_modules.files.images import pixel_scale
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
-from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose_canvases
 from scipy.io import savemat
 from torch import Tensor
 
@@ -94,7 +94,7 @@ def paired(batch: Batch) -> Tensor:
 
 def test_composition_by_hand() -> None:
     images = torch.stack([torch.full((28, 28), value, dtype=torch.uint8) for value in (100, 200)])
-    batch = compose(images, torch.tensor([3, 8]), torch.tensor([[0, 1], [1, 1]]))
+    batch = compose_canvases(images, torch.tensor([3, 8]), torch.tensor([[0, 1], [1, 1]]))
     canvas = batch.inputs["image"][0, 0].long()
     assert canvas.shape == (36, 36)
     assert (canvas[:8, :28] == 100).all()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from mtl.data_modules.base import TensorDataModule
 from mtl.data_modules.feeding import BatchPlan, RowsSampler
-from mtl.data_modules.stream import StreamLoader, in_order, shuffled
+from mtl.data_modules.stream import StreamLoader, ordered_windows, shuffle_windows
 from torch import Tensor
 
 from mtl.checks import InputError
@@ -43,7 +43,7 @@ def streamed(
     cut: BatchPlan, seed: int | None, epoch: int = 0, done: int = 0, reader: Reader | None = None
 ) -> StreamLoader:
     def windows(now: int) -> list[Any]:
-        return in_order(COUNTS) if seed is None else shuffled(COUNTS, 100, cut.size, seed, now)
+        return ordered_windows(COUNTS) if seed is None else shuffle_windows(COUNTS, 100, cut.size, seed, now)
 
     return StreamLoader(COUNTS, reader or Reader(), cut, windows, lambda: (epoch, done))
 
@@ -85,7 +85,7 @@ def test_resumed_epoch_has_what_is_left(way: str, done: int) -> None:
     all_of_it, rest = Reader(), Reader()
     for reader, first in ((all_of_it, 0), (rest, done)):
         list(streamed(ONE, 0, 2, first, reader))
-    windows = shuffled(COUNTS, 100, ONE.size, 0, 2)
+    windows = shuffle_windows(COUNTS, 100, ONE.size, 0, 2)
     assert set(rest.blocks) <= {block for window in windows if window.stop > done * 16 for block in window.blocks}
     assert len(rest.blocks) < len(all_of_it.blocks) or done < 6
 
@@ -133,7 +133,7 @@ def test_epoch_is_read_when_the_first_batch_is_requested(way: str) -> None:
 
 def test_windows_hold_as_many_rows_as_asked_and_mix_their_blocks() -> None:
     counts = torch.full((160,), 50)
-    windows = shuffled(counts, 800, 80, 0, 0)
+    windows = shuffle_windows(counts, 800, 80, 0, 0)
     assert [window.stop - window.start for window in windows] == [800] * 10
     assert sorted(block for window in windows for block in window.blocks) == list(range(160))
     assert windows[0].blocks != sorted(windows[0].blocks)  # of random places
@@ -141,9 +141,9 @@ def test_windows_hold_as_many_rows_as_asked_and_mix_their_blocks() -> None:
     for window in windows:
         places = [len((part // 50).unique()) for part in window.order().split(80)]
         assert min(places) > 12
-    uneven = shuffled(COUNTS, 100, 16, 0, 0)
+    uneven = shuffle_windows(COUNTS, 100, 16, 0, 0)
     assert max(window.stop - window.start for window in uneven) <= 100 + int(COUNTS.max())
-    assert len(shuffled(COUNTS, 10**9, 16, 0, 0)) == 1
+    assert len(shuffle_windows(COUNTS, 10**9, 16, 0, 0)) == 1
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -158,7 +158,7 @@ def test_processes_share_the_reading(processes: int) -> None:
         return Batch({"id": block * 50 + rows}, {"y": rows.float()})
 
     def windows(epoch: int) -> list[Any]:
-        return shuffled(counts, 1600, 320, 0, epoch)
+        return shuffle_windows(counts, 1600, 320, 0, epoch)
 
     parts = [list(StreamLoader(counts, noted, cut, windows)) for cut in cuts]
     assert sorted(int(row) for part in parts for batch in part for row in batch.inputs["id"]) == list(range(8000))
@@ -176,7 +176,7 @@ def test_next_window_is_read_while_one_is_used() -> None:
         return Batch({"id": rows}, {"y": rows.float()})
 
     counts = torch.full((8,), 30)
-    batches = iter(StreamLoader(counts, noted, BatchPlan(240, 10, training=True), lambda _: in_order(counts)))
+    batches = iter(StreamLoader(counts, noted, BatchPlan(240, 10, training=True), lambda _: ordered_windows(counts)))
     for number in range(3):
         for _ in range(3):
             next(batches)
@@ -192,7 +192,7 @@ def test_errors_of_the_reading_thread_are_raised() -> None:
         raise InputError("a bad cell")
 
     with pytest.raises(InputError, match="a bad cell"):
-        list(StreamLoader(COUNTS, refuse, ONE, lambda _: in_order(COUNTS)))
+        list(StreamLoader(COUNTS, refuse, ONE, lambda _: ordered_windows(COUNTS)))
 
 
 def ten() -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.synthetic_moe import UNITS, SyntheticMoEDataModule, draw_normal, relu_units
-from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule, draw_weights, response
+from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule, compute_response, draw_weights
 from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 
 from mtl.checks import InputError
@@ -105,15 +105,17 @@ def pairs(**options: Any) -> SyntheticPairsDataModule:
 def test_labels_by_hand() -> None:
     z = 0.7
     expected = z + math.sin(z) + math.sin(2 * z + 1) + math.sin(3 * z + 4)
-    assert float(response(torch.tensor([z]), 3)) == pytest.approx(expected, abs=1e-6)
-    assert float(response(torch.tensor([z]), 0)) == pytest.approx(z)
+    assert float(compute_response(torch.tensor([z]), 3)) == pytest.approx(expected, abs=1e-6)
+    assert float(compute_response(torch.tensor([z]), 0)) == pytest.approx(z)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.5])
 def test_labels_are_response_plus_noise(noise: float) -> None:
     data = pairs(noise=noise, rho=0.5)
     for index, (task, rows) in enumerate(data.tasks["train"].items()):
-        residual = rows.targets[task] - response(rows.inputs["x"] @ data.spec.ground_truth["task_weight"][index], 6)
+        residual = rows.targets[task] - compute_response(
+            rows.inputs["x"] @ data.spec.ground_truth["task_weight"][index], 6
+        )
         assert float(residual.std()) == pytest.approx(noise, rel=0.05, abs=1e-5)
         assert abs(float(residual.mean())) < 0.03 * noise + 1e-5
 

@@ -15,7 +15,7 @@ from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.described import suggest_column_options
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.inference import has_id_name
-from mtl.data_modules.tables.statistics import bounds_of
+from mtl.data_modules.tables.statistics import outlier_bounds
 
 from mtl.checks import InputError
 from tests.loaded import loaded
@@ -167,7 +167,7 @@ def test_columns_that_predict_a_label_perfectly(suffix: str, tmp_path: Path, cap
 
 def test_outliers_do_not_squeeze_the_other_numbers(tmp_path: Path) -> None:
     plain = [float(i % 97) for i in range(10_000)]
-    assert bounds_of(pl.Series(plain)) == pytest.approx((-94, 190), abs=3)
+    assert outlier_bounds(pl.Series(plain)) == pytest.approx((-94, 190), abs=3)
     label = pl.Series("y", [0, 1] * 5_000)
     cells = {"x": [1e9 if i == 77 else value + 0.5 for i, value in enumerate(plain)], "same": plain}
     data = learnt(cells, tmp_path, label=label, columns={"same": "number"})

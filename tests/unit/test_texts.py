@@ -12,7 +12,7 @@ import pytest
 import torch
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.texts import vocabulary
-from mtl.data_modules.texts.encoder import Encoder, pretrained
+from mtl.data_modules.texts.encoder import Encoder, load_pretrained
 from mtl.data_modules.texts.rows import RaggedRows, Texts
 
 from mtl.checks import InputError
@@ -135,7 +135,7 @@ def test_digest_tells_texts_apart() -> None:
 
 
 def test_trained_vocabulary_is_a_folder_that_the_option_accepts(cache: Path, encoder: Encoder) -> None:
-    loaded = pretrained(encoder.source)
+    loaded = load_pretrained(encoder.source)
     assert (loaded.vocab, loaded.pad) == (encoder.vocab, encoder.pad)
     for name, value in loaded.encode(texts(), 32).items():
         assert torch.equal(value, encoder.encode(texts(), 32)[name])
@@ -145,11 +145,11 @@ def test_trained_vocabulary_is_a_folder_that_the_option_accepts(cache: Path, enc
 
 def test_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.tokenizer=.* cannot be read: .* null for a vocab"):
-        pretrained(str(tmp_path))
+        load_pretrained(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     with pytest.raises(InputError, match=r"data\.tokenizer=.* cannot be read: .*Give the folder"):
-        pretrained(str(tmp_path))
+        load_pretrained(str(tmp_path))
 
 
 def test_tokenizer_whose_rows_do_not_begin_with_cls(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_unknown_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", offline)
     with pytest.raises(InputError, match=r"data\.tokenizer=nobody/nothing cannot be read: .*no route to host"):
-        pretrained("nobody/nothing")
+        load_pretrained("nobody/nothing")
 
 
 @pytest.mark.parametrize(

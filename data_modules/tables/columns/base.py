@@ -14,7 +14,7 @@ from torch import Tensor
 from mtl.types import Bag, Categorical
 
 from ..cells import Cells
-from ..histograms import Histogram, of_training
+from ..histograms import Histogram, training_histogram
 from ..options import TableOptions
 from ..profile import Blocks, Profile
 from ..scale import Scale
@@ -129,4 +129,4 @@ class Learner(ABC):
         """Return the histogram of the categories; ``missing``: the number of empty cells that are not counted."""
         occurrences = text_counts(self.shared_counts or [self.counts]).rename({"count": "all"})
         table = text_counts([self.counts]).join(occurrences, on="value")
-        return of_training(table, self.min_count, vocabulary, rows, missing)
+        return training_histogram(table, self.min_count, vocabulary, rows, missing)

@@ -36,7 +36,7 @@ class DateColumn(Column):
     is_parsed: ClassVar[bool] = True
 
     def read(self, cells: Cells) -> tuple[dict[str, pl.Series], dict[str, pl.Series]]:
-        parts = {part.name: part for part in parts_of(cells.dates(self.format), self.newest)}
+        parts = {part.name: part for part in split_dates(cells.dates(self.format), self.newest)}
         numbers = {name: parts[name].cast(pl.Float64).fill_null(math.nan) for name in self.scales}
         return {name: parts[name] for name in self.vocabularies}, numbers
 
@@ -51,10 +51,10 @@ class DateLearner(Learner):
         assert profile.newest is not None
         self.newest = profile.newest
         self.parts: dict[str, Counts] = {}
-        self.ages = Measures(parts_of(parse_dates(sample, self.format), self.newest)[-1])
+        self.ages = Measures(split_dates(parse_dates(sample, self.format), self.newest)[-1])
 
     def add(self, cells: Cells) -> None:
-        *parts, age = parts_of(cells.dates(self.format), self.newest)
+        *parts, age = split_dates(cells.dates(self.format), self.newest)
         for part in parts:
             self.parts.setdefault(part.name, Counts()).add(part)
         self.ages.add(age.fill_null(math.nan))
@@ -83,7 +83,7 @@ class DateLearner(Learner):
         )
 
 
-def parts_of(column: pl.Series, newest: datetime) -> list[pl.Series]:
+def split_dates(column: pl.Series, newest: datetime) -> list[pl.Series]:
     """Return the parts of a column of datetimes, each called "COLUMN PART", with the age in days before ``newest``."""
     age = (newest - column).dt.total_seconds() / SECONDS_PER_DAY
     parts = (column.dt.month(), column.dt.day(), column.dt.weekday(), column.dt.hour(), age)

@@ -57,7 +57,7 @@ class ListColumn(Column):
 
     def lists(self, cells: Cells) -> pl.Series:
         """Return each cell as a list of texts; null for an empty cell."""
-        return lists_of(cells, self.kind, self.separator)
+        return split_lists(cells, self.kind, self.separator)
 
     def encode(self, cells: Cells) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Return the ids of the elements of each cell, ``[N, length]`` int64."""
@@ -86,8 +86,8 @@ class ListLearner(Learner):
         self.max_size = self.max_size or (MAX_TEXT_VOCABULARY if self.kind == "text" else None)
 
     def add(self, cells: Cells) -> None:
-        lists = lists_of(cells, self.kind, self.column_options.separator or "")
-        self.longest = max(self.longest, longest(lists))
+        lists = split_lists(cells, self.kind, self.column_options.separator or "")
+        self.longest = max(self.longest, max_length_of(lists))
         self.counts.add(distinct_elements(lists))
 
     def column(self, rows: int, blocks: Blocks) -> ListColumn:
@@ -104,7 +104,7 @@ class ListLearner(Learner):
         )
 
 
-def lists_of(cells: Cells, kind: Literal["list", "text"], separator: str) -> pl.Series:
+def split_lists(cells: Cells, kind: Literal["list", "text"], separator: str) -> pl.Series:
     """Return each cell as a list of texts, without empty texts and null values; null for an empty cell."""
     column = cells.column
     if kind == "text":
@@ -123,7 +123,7 @@ def distinct_elements(lists: pl.Series) -> pl.Series:
     return lists.list.unique().explode().drop_nulls()
 
 
-def longest(lists: pl.Series) -> int:
+def max_length_of(lists: pl.Series) -> int:
     """Return the length of the longest list, 0 if there is none."""
     length: Any = lists.list.len().max() or 0
     return int(length)

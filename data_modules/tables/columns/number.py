@@ -10,11 +10,11 @@ import polars as pl
 
 from mtl.checks import InputError
 
-from ..cells import Cells, parse
+from ..cells import Cells, parse_numbers
 from ..histograms import Histogram, number_counts
 from ..options import TableOptions
 from ..profile import Blocks, Profile, describe_first
-from ..scale import Measures, advice
+from ..scale import Measures, cell_advice
 from .base import Column, Learner
 
 
@@ -41,7 +41,7 @@ class NumberLearner(Learner):
     def __init__(self, profile: Profile, options: TableOptions, sample: pl.Series) -> None:
         super().__init__(profile, options, sample)
         self.has_ids = profile.repeats
-        self.measures = Measures(parse(sample, self.format))
+        self.measures = Measures(parse_numbers(sample, self.format))
         self.bins: Any = 0  # counts
 
     def add(self, cells: Cells) -> None:
@@ -66,7 +66,8 @@ class NumberLearner(Learner):
         if math.isfinite(moments.mean) and math.isfinite(moments.std):
             return
         largest = max(abs(moments.smallest), abs(moments.largest))
-        large = describe_first(self.name, blocks, lambda column: parse(column, self.format).abs() == largest)
+        large = describe_first(self.name, blocks, lambda column: parse_numbers(column, self.format).abs() == largest)
         raise InputError(
-            f"{large} is so large that the mean or the standard deviation of the column overflows; {advice(self.name)}"
+            f"{large} is so large that the mean or the standard deviation of the column overflows; "
+            f"{cell_advice(self.name)}"
         )
