@@ -11,7 +11,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.types import ROW
 
 from .splits import SPLITS, require_rows
@@ -92,9 +92,7 @@ def read_splits(source: RowSource, column: str) -> dict[str, Tensor]:
     for cells in read_cells(source, column):
         cells.check_type(f" to {', '.join(SPLITS)}")
         text = as_text(cells.column)
-        invalid = (text.is_null() | ~text.is_in(SPLITS)).arg_true()
-        if len(invalid):
-            raise InputError(f"{cells.describe(invalid[0])}; accepted are {', '.join(SPLITS)}")
+        cells.refuse(text.is_null() | ~text.is_in(SPLITS), f"; accepted are {', '.join(SPLITS)}")
         names.append(text)
     split_of_row = pl.concat(names)
     return {name: torch.from_numpy((split_of_row == name).arg_true().to_numpy().astype(np.int64)) for name in SPLITS}
@@ -132,7 +130,7 @@ def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     times = []
     for cells in read_cells(source, column):
         cells.check_type("", "date")
-        _check_filled(cells, "data.split.by=time needs the time of each row")
+        cells.refuse(cells.column.is_null(), ": data.split.by=time needs the time of each row")
         numbers = parse_numbers(cells.column)
         if numbers.null_count():
             numbers = cells.dates(date_format).dt.timestamp("ms") / (1000 * SECONDS_PER_DAY)
@@ -149,13 +147,6 @@ def read_groups(source: RowSource, column: str) -> Tensor:
     for cells in read_cells(source, column):
         cells.check_type(" to single values", "date")
         cells = replace(cells, frame=cells.frame.with_columns(as_text(cells.column).replace("", None)))
-        _check_filled(cells, "data.split.by=group needs the group of each row")
+        cells.refuse(cells.column.is_null(), ": data.split.by=group needs the group of each row")
         texts.append(cells.column)
     return torch.from_numpy(pl.concat(texts).rank("dense").to_numpy().astype(np.int64))
-
-
-def _check_filled(cells: Cells, why: str) -> None:
-    """Raise InputError, which describes the first empty cell."""
-    empty = cells.column.is_null().arg_true()
-    if len(empty):
-        raise InputError(f"{cells.describe(empty[0])}: {why}")

@@ -13,7 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, format_value, join_names, require
+from mtl.checks import format_value, join_names, require
 from mtl.nn.seeds import make_generator
 from mtl.options import FilePath, LargeCount, Name, Names, validated
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
@@ -435,7 +435,6 @@ def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str 
     cells = Cells(frame, name, where)
     cells.check_type(" to weights")
     column = cells.numbers(number_format)
-    invalid = (~(column.is_not_nan() & (column >= 0) & (column <= MAX_WEIGHT))).arg_true()
-    if len(invalid):
-        raise InputError(f"{cells.describe(invalid[0])} is not a weight, a number from 0 to {MAX_WEIGHT:g}")
+    is_weight = column.is_not_nan() & (column >= 0) & (column <= MAX_WEIGHT)
+    cells.refuse(~is_weight, f" is not a weight, a number from 0 to {MAX_WEIGHT:g}")
     return torch.from_numpy(column.to_numpy(writable=True))

@@ -72,6 +72,12 @@ class Cells:
         file = self.frame[FILE][row] if FILE in self.frame.columns else self.where
         return f"{file}, column {self.name!r}, row {self.frame[ROW][row]}: {content}"
 
+    def refuse(self, invalid: pl.Series, reason: str) -> None:
+        """Raise InputError, which describes the first ``invalid`` cell and ends with ``reason``, if there is one."""
+        rows = invalid.arg_true()
+        if len(rows):
+            raise InputError(f"{self.describe(rows[0])}{reason}")
+
     def numbers(self, number_format: str = "") -> pl.Series:
         """Return the cells as float64, NaN for empty cells and, if ``remarks`` allow them, for invalid ones.
 

@@ -272,16 +272,13 @@ class TargetOptions(LabelOptions):
             hint = f", or set {setting}" if likely and not self.format else ""
             raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
-            low = (values <= 0 if self.transform else values < 0).arg_true()
             rule = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"
-            if len(low):
-                raise InputError(f"{cells.describe(low[0])}: {rule} of task {self.name!r}; empty it")
-        large = (values.fill_nan(0.0).abs() > MAX_LABEL).arg_true()
-        if len(large):
-            raise InputError(
-                f"{cells.describe(large[0])} is too large for a label of task {self.name!r}: beyond "
-                f"{MAX_LABEL:g} the squared error overflows; correct it, empty it, or divide the column"
-            )
+            cells.refuse(values <= 0 if self.transform else values < 0, f": {rule} of task {self.name!r}; empty it")
+        cells.refuse(
+            values.fill_nan(0.0).abs() > MAX_LABEL,
+            f" is too large for a label of task {self.name!r}: beyond {MAX_LABEL:g} the squared error overflows; "
+            "correct it, empty it, or divide the column",
+        )
         return values
 
     def _classes(self, counts: Mapping[str, int], location: str) -> list[str]:
@@ -311,17 +308,15 @@ class TargetOptions(LabelOptions):
         return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
-        ids = Vocabulary(classes).encode(frame[self.column]) - 1
-        filled = torch.from_numpy(as_text(frame[self.column]).is_not_null().to_numpy())
-        new = (filled & (ids < 0)).nonzero()[:, 0].tolist()
-        if new:
-            first = Cells(frame, self.column, where).describe(new[0])
-            raise InputError(
-                f"{first} is a label of task {self.name!r} that does not occur in the training rows "
-                f"({join_names(classes)}); {len(new)} rows have such labels. "
-                "Split the rows in another way, or empty these cells"
-            )
-        return ids.masked_fill(~filled, MISSING_CLASS)
+        ids, cells = Vocabulary(classes).encode(frame[self.column]) - 1, Cells(frame, self.column, where)
+        filled = as_text(cells.column).is_not_null()
+        new = filled & pl.Series(ids.numpy() < 0)
+        cells.refuse(
+            new,
+            f" is a label of task {self.name!r} that does not occur in the training rows ({join_names(classes)}); "
+            f"{new.sum()} rows have such labels. Split the rows in another way, or empty these cells",
+        )
+        return ids.masked_fill(~torch.from_numpy(filled.to_numpy()), MISSING_CLASS)
 
 
 def mask_by_conditions(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

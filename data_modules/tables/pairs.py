@@ -11,7 +11,6 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError
 from mtl.types import RowEncoder
 
 from .cells import Cells, as_text, data_columns, parse_numbers
@@ -46,11 +45,9 @@ class KnownIds:
             ids = pl.Series([self._index.get(name) for name in text], dtype=pl.Int64)
             is_known = ids.is_not_null()
             accepted = f"the network knows only the {self.size} that it was trained on, such as {self.names[0]!r}"
-        unknown = is_known.fill_null(False).not_().arg_true()
-        if len(unknown):
-            first = Cells(frame, column, where).describe(unknown[0])
-            others = f"like {len(unknown)} of {len(frame)} cells of these rows"
-            raise InputError(f"{first} is unknown, {others}: {accepted}")
+        unknown = ~is_known.fill_null(False)
+        count = f"like {unknown.sum()} of {len(frame)} cells of these rows"
+        Cells(frame, column, where).refuse(unknown, f" is unknown, {count}: {accepted}")
         return torch.from_numpy(ids.cast(pl.Int64).to_numpy(writable=True))
 
 
