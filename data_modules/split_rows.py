@@ -14,8 +14,9 @@ from torch import Tensor
 from mtl.checks import require
 from mtl.types import ROW
 
+from .files.cloud import FILE
 from .splits import SPLITS, require_rows
-from .tables.cells import FILE, Cells, as_text, parse_numbers
+from .tables.cells import Cells, as_text, parse_numbers
 from .tables.columns.date import SECONDS_PER_DAY
 from .tables.inference import find_format
 from .tables.options import TableOptions

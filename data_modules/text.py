@@ -86,9 +86,8 @@ class TextDataModule(TextTasksDataModule):
         self.random_split = not any("test" in paths for paths in splits_with_files)
 
     def prepare_data(self) -> None:
-        for name, source in self.sources.items():
-            for split, file in files_to_read(source.paths, self.wanted).items():
-                regular_size(file, f"data.tasks.{name}.{OPTION[split]}")
+        for option, file in self.source_files().items():
+            regular_size(file, option)
 
     def source_files(self) -> dict[str, Path]:
         return {

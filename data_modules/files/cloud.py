@@ -11,7 +11,7 @@ import polars as pl
 from mtl.checks import first_line
 from mtl.files.cloud import CloudPath
 
-FILE = "\0file"  # the column of the names of files
+FILE = "\0file"  # the column that names the file of each row
 RETRIES = {"max_retries": 2}  # a second or so; polars itself tries for half a minute
 CREDENTIALS = (
     "no credentials were found: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION for s3://, "

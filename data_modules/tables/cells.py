@@ -13,13 +13,13 @@ import polars as pl
 from mtl.checks import InputError, require
 from mtl.types import ROW
 
+from ..files.cloud import FILE
 from ..files.reading import quote
 from .formats import dates_in_format, numbers_in_format
 from .options import OnInvalid
 
 logger = logging.getLogger(__name__)
 
-FILE = "\0file"  # column with the file of each row, if a table has the rows of several files; for messages
 SPELLINGS = {"": None, "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
 MAX_EXACT_INTEGER = 2.0**53  # whole numbers from here on may be rounded in Float64

@@ -17,10 +17,9 @@ from mtl.files.cloud import CloudPath, path_of
 from mtl.files.literals import CONTROL
 from mtl.types import ROW
 
-from ..files.cloud import scan
+from ..files.cloud import FILE, scan
 from ..files.identity import stamp
 from ..files.reading import MEMORY, SUFFIXES, files_of, parsing, quote, read_bytes, read_gzip, regular_size
-from .cells import FILE
 from .options import NULL_VALUES
 
 PARQUET = ".parquet"

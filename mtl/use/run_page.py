@@ -15,8 +15,9 @@ from mtl.checkpoints.files import Checkpoint, read
 from mtl.checks import InputError, first_line
 from mtl.config import build
 from mtl.config.resume import config_to_load
+from mtl.data_modules.files.cloud import FILE
 from mtl.data_modules.split_rows import SplitRows
-from mtl.data_modules.tables.cells import FILE, data_columns
+from mtl.data_modules.tables.cells import data_columns
 from mtl.files.formatting import cell, number
 from mtl.files.records import COMMAND, read_json
 from mtl.files.tables import Table
