@@ -44,7 +44,7 @@ def measured(folder: Path, overrides: Sequence[str]) -> pl.DataFrame:
     return read_table(folder / "conflict.csv")
 
 
-def found(table: pl.DataFrame, quantity: str, part: float) -> float:
+def share_at(table: pl.DataFrame, quantity: str, part: float) -> float:
     """Return the share of the tasks, ordered in pairs, whose nearest task by the mean of ``quantity`` is their mate."""
     tasks = sorted(table["task"].unique())
     early = table.filter(pl.col("step") <= pl.max_horizontal(part * pl.max("step"), pl.min("step")))
@@ -71,7 +71,7 @@ def main() -> None:
                 overrides = [f"data.num_pairs={pairs}", f"data.rho={args.rho}", f"data.seed={seed}"]
                 tables.append(measured(args.folder.absolute() / f"pairs{pairs}_rho{args.rho}_seed{seed}", overrides))
             for quantity in ("affinity", "cosine"):
-                shares = [np.mean([found(table, quantity, part) for table in tables]) for part in PARTS]
+                shares = [np.mean([share_at(table, quantity, part) for table in tables]) for part in PARTS]
                 print(
                     f"{2 * pairs},{len(tables)},{quantity},{','.join(f'{share:.3f}' for share in shares)}", flush=True
                 )

@@ -64,18 +64,18 @@ def main() -> None:
         tasks = {"click": "binary", "purchase": {"kind": "binary", "after": "click"}}
         chain = mtl.fit(rows, tasks, options=options | {"heads": args.heads}, batch_size=256, **common)
         alone = mtl.fit(clicked, {"purchase": "binary"}, options=options, batch_size=256, **common)
-        found = {
+        errors_by_name = {
             "chain": chain.predict(test)["purchase_probability_given_click"],
             "clicked": alone.predict(test)["purchase_probability"],
             "constant": pl.Series([clicked["purchase"].mean()] * len(test)),
         }
-        for name, values in found.items():
+        for name, values in errors_by_name.items():
             errors[name].append(math.sqrt(float(((values - test["p_given"]) ** 2).mean())))
-        shown = "  ".join(f"{each[-1]:.4f}" for each in errors.values())
+        shown = "  ".join(f"{values[-1]:.4f}" for values in errors.values())
         print(f"{seed:4}  {len(clicked):6}  {clicked['purchase'].sum():9}  {shown}", flush=True)
-    for name, each in errors.items():
-        error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else math.nan
-        print(f"{name}: {statistics.fmean(each):.4f} +- {error:.4f}")
+    for name, values in errors.items():
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+        print(f"{name}: {statistics.fmean(values):.4f} +- {error:.4f}")
 
 
 if __name__ == "__main__":

@@ -45,15 +45,15 @@ def trained(way: str, rows: pl.DataFrame, ends: list[int], step: int, folder: Pa
     if way == "anew":
         return mtl.fit(rows[: ends[step]], TASKS, **common)
     before = folder / ("0" if step == 1 else f"{step - 1} {way}")
-    own = common | {"folder": folder / f"{step} {way}", "start_from": str(before)}
-    return mtl.fit(rows[ends[step - 1] : ends[step]], TASKS, **own, **(CAREFUL if way == "careful" else {}))
+    options = common | {"folder": folder / f"{step} {way}", "start_from": str(before)}
+    return mtl.fit(rows[ends[step - 1] : ends[step]], TASKS, **options, **(CAREFUL if way == "careful" else {}))
 
 
 def tested(model: Any, rows: pl.DataFrame) -> dict[str, float]:
     """Return the metrics of ``rows``, and those without calibration."""
     raw = replace(model, spec=replace(model.spec, tasks=[replace(task, calibration=None) for task in model.spec.tasks]))
-    found, before = model.evaluate(rows), raw.evaluate(rows)
-    values = {name: found[f"liked/{name}"] for name in LIKED} | {"mse": found["rating/mse"]}
+    metrics, before = model.evaluate(rows), raw.evaluate(rows)
+    values = {name: metrics[f"liked/{name}"] for name in LIKED} | {"mse": metrics["rating/mse"]}
     return values | {f"{name} before": before[f"liked/{name}"] for name in CALIBRATED}
 
 
@@ -65,19 +65,19 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = ratings(args.data)
     ends = [round((FIRST + SHARE * step) * len(rows)) for step in range(STEPS + 2)]
-    found: dict[str, list[dict[str, float]]] = {"first": [], "continued": [], "careful": [], "anew": []}
+    rows_by_way: dict[str, list[dict[str, float]]] = {"first": [], "continued": [], "careful": [], "anew": []}
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as folder:
             trained("first", rows, ends, 0, Path(folder), seed)
-            for step, way in itertools.product(range(1, STEPS + 1), found):
+            for step, way in itertools.product(range(1, STEPS + 1), rows_by_way):
                 start = time.process_time()
                 model = trained(way, rows, ends, step, Path(folder), seed)
                 seconds = time.process_time() - start
                 values = tested(model, rows[ends[step] : ends[step + 1]]) | {"CPU seconds": seconds}
                 print(f"seed {seed}, step {step}, {way}: {shown(values)}", flush=True)
-                found[way] += [values] if step > CHOSEN else []
-    for way, each in found.items():
-        print(f"{way}: {shown({name: statistics.fmean(one[name] for one in each) for name in each[0]})}")
+                rows_by_way[way] += [values] if step > CHOSEN else []
+    for way, rows in rows_by_way.items():
+        print(f"{way}: {shown({name: statistics.fmean(row[name] for row in rows) for name in rows[0]})}")
 
 
 def shown(values: dict[str, float]) -> str:

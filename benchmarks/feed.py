@@ -65,16 +65,16 @@ def main() -> None:
         rows=(int, 4_000_000, "rows of the table"),
         processes=(common.listed, ["1", "2", "4"], "numbers of processes"),
     )
-    found: dict[int, list[tuple[float, float]]] = {int(number): [] for number in args.processes}
+    times: dict[int, list[tuple[float, float]]] = {int(number): [] for number in args.processes}
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder), args.rows)
         for _ in range(args.rounds):
-            for processes, values in found.items():
+            for processes, values in times.items():
                 speeds, reads = zip(*(feed(folder, rank, processes) for rank in range(processes)), strict=True)
                 values.append((min(speeds), sum(reads)))
     print("| processes | rows a second of the slowest | readings of a block |")
     print("|---|---|---|")
-    for processes, values in found.items():
+    for processes, values in times.items():
         speed, read = map(statistics.median, zip(*values, strict=True))
         print(f"| {processes} | {speed:,.0f} | {read:.2f} |")
 

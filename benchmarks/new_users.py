@@ -44,13 +44,16 @@ def losses(rows: pl.DataFrame, start: float, share: float, seed: int) -> dict[st
     options: dict[str, Any] = {"data.vocabulary.unknown_rate": share, "data.seed": seed}
     options["data.columns"] = {"user": "category", "item": "category"}
     model = mtl.fit(train, TASKS, seed=seed, accelerator="cpu", options=options, progress=False)
-    known = pl.col("user").is_in(train["user"].unique().implode())
-    found = {"new": model.evaluate(later.filter(~known))["loss"], "known": model.evaluate(later.filter(known))["loss"]}
+    is_known = pl.col("user").is_in(train["user"].unique().implode())
+    losses_of_users = {
+        "new": model.evaluate(later.filter(~is_known))["loss"],
+        "known": model.evaluate(later.filter(is_known))["loss"],
+    }
     bottom: Any = model.network.bottom
     with torch.no_grad():
         for table in bottom.embeddings:
             table.weight[0] = table.weight[1:].mean(0)
-    return found | {"new, mean": model.evaluate(later.filter(~known))["loss"]}
+    return losses_of_users | {"new, mean": model.evaluate(later.filter(~is_known))["loss"]}
 
 
 def main() -> None:
@@ -63,8 +66,8 @@ def main() -> None:
     rows = ratings(args.data)
     for start in (0.6, 0.8):
         for share in args.shares:
-            found = [losses(rows, start, share, seed) for seed in range(args.seeds)]
-            means = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
+            runs = [losses(rows, start, share, seed) for seed in range(args.seeds)]
+            means = {name: statistics.fmean(run[name] for run in runs) for name in runs[0]}
             shown = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items() if share == 0 or "mean" not in name)
             print(f"first {start:.0%} of the ratings, share {share}: {shown}", flush=True)
 

@@ -35,13 +35,13 @@ SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 
 def timed(paper: Paper, row: Row, folder: Path, epochs: int = 1) -> tuple[float, float]:
     """Return the seconds of an epoch of a row's run, and those of all the rest of the run."""
-    own = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
-    words = [*paper.definition(row, chosen=[]).overrides, *own]
+    changes = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
+    overrides = [*paper.definition(row, chosen=[]).overrides, *changes]
     ours, theirs = SERVER.Pipe()
     began = time.perf_counter()
     with ours, contextlib.suppress(EOFError):  # it has failed
         with theirs:
-            run = start(MAIN.main, words, folder.with_suffix(".txt"), theirs)
+            run = start(MAIN.main, overrides, folder.with_suffix(".txt"), theirs)
         while ours.recv() != FITTED:
             ours.send(False)  # as a worker that does not prune it
     run.join()
@@ -52,9 +52,9 @@ def timed(paper: Paper, row: Row, folder: Path, epochs: int = 1) -> tuple[float,
     return epoch, time.perf_counter() - began - epochs * epoch
 
 
-def most_epochs(words: list[str]) -> float:
+def most_epochs(overrides: list[str]) -> float:
     """Return the number of epochs that a run may have."""
-    cfg = checked_run(words)
+    cfg = checked_run(overrides)
     require(cfg.trainer.max_epochs is not None, "the length of this run is given in steps")
     return float(cfg.trainer.max_epochs)
 

@@ -86,8 +86,8 @@ def read(name: str, split: int, most: int | None = None) -> tuple[dict[str, str]
     frames = dict(zip(("train", "valid", "test"), parts, strict=True))
     for task, kind in table["tasks"].items():
         if kind != "regression":  # a class that training rows lack is no label
-            known = frames["train"][task].drop_nulls().unique().implode()
-            labels = pl.when(pl.col(task).is_in(known)).then(pl.col(task))
+            classes = frames["train"][task].drop_nulls().unique().implode()
+            labels = pl.when(pl.col(task).is_in(classes)).then(pl.col(task))
             frames = {part: rows.with_columns(labels) for part, rows in frames.items()}
     return table["tasks"], frames
 
@@ -405,9 +405,9 @@ def against_rivals(half: pl.DataFrame) -> list[str]:
     for name in there:
         places = {group: ranks(tables, name) for group, tables in groups.items()}
         shown = [interval(ranked) if group == "all" else f"{ranked.mean():.2f}" for group, ranked in places.items()]
-        own = half.filter(pl.col("contender") == name)
+        rows = half.filter(pl.col("contender") == name)
         count = f"{int((places['all'] == 1).sum())} of {len(places['all'])}"
-        row = [name, *shown, count, f"{own['log_loss'].mean():.3f}", f"{own['cpu_seconds'].mean():.1f}"]
+        row = [name, *shown, count, f"{rows['log_loss'].mean():.3f}", f"{rows['cpu_seconds'].mean():.1f}"]
         lines.append(f"| {' | '.join(row)} |")
     return lines
 
@@ -418,23 +418,25 @@ def sharing(half: pl.DataFrame) -> list[str]:
     pairs = [(ensemble, mixture), (ensemble, bottom), (ensemble, single), (bottom, single)]
     pairs = [pair for pair in pairs if {*pair} <= {*half["contender"]}]
     gains = [np.subtract(*wide(half, pair).T) for pair in pairs]
-    adjusted = holm([float(wilcoxon(each).pvalue) for each in gains])
+    adjusted = holm([float(wilcoxon(gain).pvalue) for gain in gains])
     lines = []
-    for (one, other), each, p in zip(pairs, gains, adjusted, strict=True):
-        decided = f"{one if each.mean() > 0 else other} is better" if p < 0.05 else "undecided"
-        counts = f"better on {int((each > 0).sum())} of {len(each)} tables, mean difference {each.mean():+.4f}"
-        lines.append(f"* {one} against {other}: {decided} ({counts}; Wilcoxon's p, after Holm's correction, {p:.2g}).")
+    for (first, second), gain, p in zip(pairs, gains, adjusted, strict=True):
+        decided = f"{first if gain.mean() > 0 else second} is better" if p < 0.05 else "undecided"
+        counts = f"better on {int((gain > 0).sum())} of {len(gain)} tables, mean difference {gain.mean():+.4f}"
+        lines.append(
+            f"* {first} against {second}: {decided} ({counts}; Wilcoxon's p, after Holm's correction, {p:.2g})."
+        )
     return lines
 
 
-def effects(each: pl.DataFrame) -> list[str]:
+def effects(part: pl.DataFrame) -> list[str]:
     """Return the rows of a table of the effects of options: differences of scores, paired by table and split."""
     lines = []
-    base = each.filter(pl.col("contender") == "ensemble")
-    for name in each["contender"].unique(maintain_order=True):
+    base = part.filter(pl.col("contender") == "ensemble")
+    for name in part["contender"].unique(maintain_order=True):
         if name == "ensemble":
             continue
-        both = each.filter(pl.col("contender") == name).join(base, on=["table", "split"])
+        both = part.filter(pl.col("contender") == name).join(base, on=["table", "split"])
         tables = both.group_by("table", maintain_order=True).agg(gain=(pl.col("score") - pl.col("score_right")).mean())
         gains = tables["gain"].to_numpy()
         time = both["cpu_seconds"].sum() / both["cpu_seconds_right"].sum()
@@ -443,24 +445,27 @@ def effects(each: pl.DataFrame) -> list[str]:
     return lines
 
 
-def searched(each: pl.DataFrame) -> list[str]:
+def searched(part: pl.DataFrame) -> list[str]:
     """Return the part about tables on which the options of a rival and of our network were searched; [] without any."""
     shown = ["catboost", "mixture", *TUNED]
-    own = each.filter(pl.col("contender").is_in(shown))
-    own = own.filter(pl.len().over("table", "split") == len(shown))
-    if own.is_empty():
+    rows = part.filter(pl.col("contender").is_in(shown))
+    rows = rows.filter(pl.len().over("table", "split") == len(shown))
+    if rows.is_empty():
         return []
-    found = {name: own.filter(pl.col("contender") == name) for name in shown}
-    gains = [(found[to]["score"] - found[start]["score"]).mean() for start, to in zip(shown, TUNED, strict=False)]
-    seconds = [found[name]["cpu_seconds"].mean() for name in TUNED]
+    rows_by_name = {name: rows.filter(pl.col("contender") == name) for name in shown}
+    gains = [
+        (rows_by_name[to]["score"] - rows_by_name[start]["score"]).mean()
+        for start, to in zip(shown, TUNED, strict=False)
+    ]
+    seconds = [rows_by_name[name]["cpu_seconds"].mean() for name in TUNED]
     return [
         f"## After a search of {TRIALS} trials each",
         "",
-        f"{own['table'].n_unique()} tables, splits of each: {own['split'].n_unique()}. A search of CatBoost's options "
-        f"for each target changes its scores by {gains[0]:+.4f} in {seconds[0]:,.0f} CPU seconds; one by "
+        f"{rows['table'].n_unique()} tables, splits of each: {rows['split'].n_unique()}. A search of CatBoost's "
+        f"options for each target changes its scores by {gains[0]:+.4f} in {seconds[0]:,.0f} CPU seconds; one by "
         f"`mtl tune study=table gate=comet sampler=tpe` for the network, by {gains[1]:+.4f} in {seconds[1]:,.0f}.",
         "",
-        *scores(own.group_by("table", "contender", maintain_order=True).mean()),
+        *scores(rows.group_by("table", "contender", maintain_order=True).mean()),
         "",
     ]
 

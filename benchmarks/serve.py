@@ -28,23 +28,23 @@ async def client(port: int, body: bytes, end: float) -> list[tuple[float, float]
     """Return when each answer came, and the seconds that it took."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    found = []
+    answers = []
     while (start := time.perf_counter()) < end:
         writer.write(head.encode() + body)
         answer = (await reader.readuntil(b"\r\n\r\n")).lower()
         assert answer.startswith(b"http/1.1 200"), answer
         await reader.readexactly(int(answer.partition(b"content-length:")[2].split()[0]))
         now = time.perf_counter()
-        found.append((now, now - start))
+        answers.append((now, now - start))
     writer.close()
-    return found
+    return answers
 
 
 async def load(port: int, clients: int, seconds: float) -> tuple[float, float, float]:
     """Return requests a second, and the median and 99th percentile of the milliseconds of an answer."""
     body, start = json.dumps({"rows": [ROW]}).encode(), time.perf_counter() + WARM_UP
     every = await asyncio.gather(*(client(port, body, start + seconds) for _ in range(clients)))
-    taken = [1000 * each for answers in every for when, each in answers if when >= start]
+    taken = [1000 * seconds for answers in every for when, seconds in answers if when >= start]
     return len(taken) / seconds, float(np.median(taken)), float(np.quantile(taken, 0.99))
 
 

@@ -87,10 +87,10 @@ def measured(way: str, rows: int) -> tuple[float, float]:
     processes = [spawn.Process(target=train, args=(r, way, rows, port, results)) for r in range(WAYS[way])]
     for process in processes:
         process.start()
-    found = [results.get(timeout=500) for _ in processes]
+    measured_by_process = [results.get(timeout=500) for _ in processes]
     for process in processes:
         process.join()
-    return max(seconds for seconds, _ in found), max(growth for _, growth in found)
+    return max(seconds for seconds, _ in measured_by_process), max(growth for _, growth in measured_by_process)
 
 
 def main() -> None:

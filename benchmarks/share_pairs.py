@@ -44,24 +44,24 @@ def in_process(folder: Path) -> Launch:
     """Return what trains the run of a trial here."""
 
     def launch(queue: Queue, trial: Trial) -> Outcome:
-        own = run_folder(folder, queue.definition.label, trial.number)
-        if not (own / RESULTS).exists():
-            shutil.rmtree(own, ignore_errors=True)
-            words = [*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"]
-            cfg = checked_run([*words, f"paths.run_dir={quote_path(own)}"])
-            cfg.paths.run_dir = str(own)
+        run_dir = run_folder(folder, queue.definition.label, trial.number)
+        if not (run_dir / RESULTS).exists():
+            shutil.rmtree(run_dir, ignore_errors=True)
+            overrides = [*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"]
+            cfg = checked_run([*overrides, f"paths.run_dir={quote_path(run_dir)}"])
+            cfg.paths.run_dir = str(run_dir)
             run(cfg)
             choices = {name: str(value) for name, value in cfg.choices.items()}
-            write_json(own / "command.json", {"overrides": words, "choices": choices, "seed": cfg.seed})
-        return Outcome(value=read_json(own / RESULTS)["best"])
+            write_json(run_dir / "command.json", {"overrides": overrides, "choices": choices, "seed": cfg.seed})
+        return Outcome(value=read_json(run_dir / RESULTS)["best"])
 
     return launch
 
 
-def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
+def solve(folder: Path, rho: str, number: int, options: Sequence[str]) -> str:
     """Return the line of one problem."""
     overrides = [f"name=rho{rho}_{number}", "gates=[]", "every_n_steps=10", *PROBLEM, f"data.rho={rho}"]
-    overrides += [f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}", *words]
+    overrides += [f"data.seed={100 + number}", f"paths.output_dir={quote_path(folder)}", *options]
     of_share, of_runs = split_overrides(overrides, OWN)
     with contextlib.redirect_stdout(io.StringIO()):
         content = write(share(hydra.compose("share", of_share), of_runs, in_process), [*of_share, *of_runs])
@@ -79,11 +79,11 @@ def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
 def main() -> None:
     """Solve the problems."""
     torch.set_num_threads(1)
-    folder, rho, count, *words = sys.argv[1:]
+    folder, rho, count, *options = sys.argv[1:]
     print("rho,problem,true groups,recommended,tasks told to share,predicted affinity %,delta-m of the groups %,groups")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         for number in range(int(count)):
-            print(solve(Path(folder).absolute(), rho, number, words), flush=True)
+            print(solve(Path(folder).absolute(), rho, number, options), flush=True)
 
 
 if __name__ == "__main__":

@@ -94,8 +94,10 @@ def run(table: str, split: int, contender: str, trial: int) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     kinds, frames = read(table, split, ROWS)
     tasks, drawn = settings(contender, trial, kinds)
-    choices, own = CONTENDERS[contender]
-    options = {"threads": 1, "baseline": "none", "callbacks.early_stopping.patience": PATIENCE} | SIZES | own | drawn
+    choices, changes = CONTENDERS[contender]
+    options = (
+        {"threads": 1, "baseline": "none", "callbacks.early_stopping.patience": PATIENCE} | SIZES | changes | drawn
+    )
     options |= {"data.batch_size": BATCH}
     began = time.process_time()
     model = mtl.fit(
@@ -104,8 +106,8 @@ def run(table: str, split: int, contender: str, trial: int) -> dict[str, Any]:
         **{"max_epochs": EPOCHS, "options": options, **choices},
     )
     seconds = time.process_time() - began
-    found = {part: mean_score(model, kinds, frames, part) for part in ("valid", "test")}
-    return dict(zip(COLUMNS, (table, split, contender, trial, *found.values(), seconds), strict=True))
+    scores = {part: mean_score(model, kinds, frames, part) for part in ("valid", "test")}
+    return dict(zip(COLUMNS, (table, split, contender, trial, *scores.values(), seconds), strict=True))
 
 
 def mean_score(model: Any, kinds: Mapping[str, str], frames: Mapping[str, pl.DataFrame], part: str) -> float:
@@ -207,11 +209,11 @@ def bounds(values: Any) -> tuple[float, float]:
 
 def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     """Say which contenders differ from the reference by Wilcoxon's test over the tables, after Holm's correction."""
-    found: dict[str, list[str]] = {}
+    names_by_verdict: dict[str, list[str]] = {}
     for row in rows:
         if row["p"] is not None:
-            found.setdefault(verdict(row), []).append(row["name"])
-    return " ".join(f"{word}: {'; '.join(found[word])}." for word in COLORS if word in found)
+            names_by_verdict.setdefault(verdict(row), []).append(row["name"])
+    return " ".join(f"{word}: {'; '.join(names_by_verdict[word])}." for word in COLORS if word in names_by_verdict)
 
 
 def verdict(row: Mapping[str, Any]) -> str:
@@ -227,10 +229,10 @@ def page(runs: pl.DataFrame) -> str:
     parts = {title: summary(scores, [n for n in names if n in there]) for title, names in families.items()}
     picture(parts)
     trials = runs.group_by("split").agg(pl.col("trial").n_unique())["trial"]
-    each = f"{trials.min()} to {trials.max()}" if trials.n_unique() > 1 else f"{trials.max()}"
+    range_of_trials = f"{trials.min()} to {trials.max()}" if trials.n_unique() > 1 else f"{trials.max()}"
     count = min(len(rows[0]["gains"]) for rows in parts.values())
     lines = ["# What to share, and how to weight it: methods at equal budgets on real tables", ""]
-    lines += [f"{count} tables, {len(trials)} splits of each, {each} trials of each method and split.", ""]
+    lines += [f"{count} tables, {len(trials)} splits of each, {range_of_trials} trials of each method and split.", ""]
     lines += [f"![Differences from a {REFERENCE}]({OUT.stem}.png)", ""]
     for title, rows in parts.items():
         lines += [
@@ -285,7 +287,7 @@ def main() -> None:
         if not rows:
             writer.writeheader()
         try:
-            for future in as_completed([pool.submit(run, *each) for each in wanted if each not in done]):
+            for future in as_completed([pool.submit(run, *job) for job in wanted if job not in done]):
                 writer.writerow(future.result())
                 file.flush()
         except BaseException:  # or the pool would compute the rest first

@@ -183,15 +183,15 @@ def weightings(case: Case, rounds: int) -> list[Row]:
             chosen = OmegaConf.merge(options, {"at": at} if at else {})
             network, tasks = ours(GATES["softmax"], case=case), len(case.spec.tasks)
             try:
-                made = instantiate(chosen, _convert_="all")(network=network, num_tasks=tasks)
+                weighting = instantiate(chosen, _convert_="all")(network=network, num_tasks=tasks)
             except InputError:  # methods that need more tasks
                 continue
             device = torch.get_default_device()
             name = f"{file.stem}, at the {at}" if at else file.stem
-            calls[name] = training(network, case.spec, weighting=made.to(device))
+            calls[name] = training(network, case.spec, weighting=weighting.to(device))
     middle = medians(take_turns(calls, rounds))
     fixed = middle["fixed"]
-    return [{"weighting": name, "ms": each, "of fixed": each / fixed} for name, each in middle.items()]
+    return [{"weighting": name, "ms": ms, "of fixed": ms / fixed} for name, ms in middle.items()]
 
 
 def inference(network: nn.Module, rows: int, chunk: int) -> Callable[[], object]:
@@ -219,16 +219,16 @@ def timed(networks: Mapping[str, nn.Module], case: Case, rounds: int, precision:
     if large:
         sizes = {name: large if name in mine else ROWS for name in networks}
         calls[f"predict {large}"] = {n: inference(net, large, sizes[n]) for n, net in networks.items()}
-    for what, contenders in calls.items():
+    for name_of_pass, contenders in calls.items():
         for network in networks.values():
-            network.train(what.startswith("train"))
+            network.train(name_of_pass.startswith("train"))
         seconds = take_turns(contenders, rounds)
         middle, best = medians(seconds), undisturbed(seconds)
         for name in networks:
-            rows[name][f"{what}, ms"] = middle[name]
+            rows[name][f"{name_of_pass}, ms"] = middle[name]
             if BASELINE in networks:
-                rows[name][f"{what}, of separate"] = middle[name] / middle[BASELINE]
-                rows[name][f"{what}, undisturbed"] = best[name] / best[BASELINE]
+                rows[name][f"{name_of_pass}, of separate"] = middle[name] / middle[BASELINE]
+                rows[name][f"{name_of_pass}, undisturbed"] = best[name] / best[BASELINE]
     return list(rows.values())
 
 

@@ -145,13 +145,13 @@ def main() -> None:
             with torch.no_grad(), half():
                 calls[name](inputs)
 
-        for what, run in (("training", train), ("forward", forward)):
+        for pass_name, run in (("training", train), ("forward", forward)):
             for model in models.values():
-                model.train(what == "training")
+                model.train(pass_name == "training")
             ms = undisturbed(take_turns({name: partial(run, name) for name in models}, args.rounds, 4))
             for name, value in ms.items():
                 ratios = {"of transformers": value / ms["transformers"], "tokens/s": 1000 * real / value}
-                rows.append({"batch": kind, "pass": what, "model": name, "ms": value} | ratios)
+                rows.append({"batch": kind, "pass": pass_name, "model": name, "ms": value} | ratios)
     steps = {}
     for name, model in models.items():
         for parameter in model.parameters():

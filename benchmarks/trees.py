@@ -27,15 +27,18 @@ METRICS = {"churned": ["auroc"], "fraud": ["auroc", "auprc"], "plan": ["accuracy
 LARGEST = 255  # categories of HistGradientBoosting
 
 
-def words(path: Path) -> list[str]:
-    """Return the words that train a network on the table."""
+def overrides(path: Path) -> list[str]:
+    """Return the overrides that train a network on the table."""
     tasks = (f"{name}: {{kind: {task['kind']}, metrics: [{', '.join(METRICS[name])}]}}" for name, task in TASKS.items())
     return ["data=table", f"data.path={path}", f"data.tasks={{{', '.join(tasks)}}}"]
 
 
 def features(data: TableDataModule, split: str) -> tuple[Any, Any, Any]:
     """Return the numbers, the categories with up to ``LARGEST`` values and the others of a split, each ``[N, D]``."""
-    inputs, sizes = data.splits[split].inputs, {name: getattr(one, "size", 0) for name, one in data.spec.inputs.items()}
+    inputs, sizes = (
+        data.splits[split].inputs,
+        {name: getattr(column, "size", 0) for name, column in data.spec.inputs.items()},
+    )
     few = [inputs[name].numpy() for name in inputs if 0 < sizes[name] <= LARGEST]
     many = [inputs[name].numpy() for name in inputs if sizes[name] > LARGEST]
     return inputs[NUMERIC].numpy(), np.column_stack(few), np.column_stack(many)
@@ -43,18 +46,18 @@ def features(data: TableDataModule, split: str) -> tuple[Any, Any, Any]:
 
 def trees(data: TableDataModule, seed: int) -> dict[str, float]:
     """Train trees for each task; return their test metrics by task and name."""
-    (x, few, many), (x_new, few_new, many_new), found = features(data, "train"), features(data, "test"), {}
+    (x, few, many), (x_new, few_new, many_new), values = features(data, "train"), features(data, "test"), {}
     kinds = np.r_[np.ones(few.shape[1]), np.zeros(x.shape[1])].astype(bool)
     for task in data.spec.tasks:
         y, truth = (data.splits[split].targets[task.name].double().numpy() for split in ("train", "test"))
-        known, there = (np.isfinite(labels) & (labels > -100) for labels in (y, truth))
+        labelled, there = (np.isfinite(labels) & (labels > -100) for labels in (y, truth))
         kind = HistGradientBoostingRegressor if task.kind == "regression" else HistGradientBoostingClassifier
         np.random.seed(seed)
         encoder = TargetEncoder()
-        encoded = encoder.fit_transform(many[known], y[known])  # cross-fitted
+        encoded = encoder.fit_transform(many[labelled], y[labelled])  # cross-fitted
         mask = np.r_[kinds, np.zeros(encoded.shape[1], bool)]
         model = kind(categorical_features=mask, early_stopping=True, random_state=seed)
-        model.fit(np.hstack([few[known], x[known], encoded]), y[known])
+        model.fit(np.hstack([few[labelled], x[labelled], encoded]), y[labelled])
         rows, truth = np.hstack([few_new, x_new, encoder.transform(many_new)])[there], truth[there]
         values = model.predict(rows)
         scores = model.predict_proba(rows)[:, 1] if task.kind == "binary" else values
@@ -65,8 +68,8 @@ def trees(data: TableDataModule, seed: int) -> dict[str, float]:
             "mse": lambda truth=truth, values=values: mean_squared_error(truth, values),
             "r2": lambda truth=truth, values=values: r2_score(truth, values),
         }
-        found |= {f"{task.name}/{name}": compute[name]() for name in METRICS[task.name]}
-    return found
+        values |= {f"{task.name}/{name}": compute[name]() for name in METRICS[task.name]}
+    return values
 
 
 def main() -> None:
@@ -77,7 +80,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path, seeds = args.out.absolute() / "messy.csv", range(1, args.seeds + 1)
     messy().write_csv(path)
-    print(shlex.join(["mtl", "train", "-m", "gate=softmax", *words(path), f"seed={','.join(map(str, seeds))}"]))
+    print(shlex.join(["mtl", "train", "-m", "gate=softmax", *overrides(path), f"seed={','.join(map(str, seeds))}"]))
     data = TableDataModule(str(path), TASKS, batch_size=512)
     data.setup()
     table = pl.DataFrame([{"seed": seed} | trees(data, seed) for seed in seeds])

@@ -42,12 +42,12 @@ class UnbuiltObject:
     """A placeholder for an object that a section with ``_target_`` describes and that is not built yet."""
 
 
-def matching(pattern: str, words: str) -> AfterValidator:
-    """Return the check that a text matches ``pattern``; ``words`` say what is accepted."""
+def matching(pattern: str, description: str) -> AfterValidator:
+    """Return the check that a text matches ``pattern``; ``description`` says what is accepted."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError(f"must be {words}")
+            raise ValueError(f"must be {description}")
         return text
 
     return AfterValidator(check)
@@ -146,20 +146,20 @@ def sentences(error: ValidationError, annotation: Any, location: str, value: Any
             else:
                 continue
             path.append(key)
-        last, words = (problem["loc"] or [""])[-1], problem["msg"].removeprefix("Value error, ")
-        words = re.sub("^(Input|Value|Tuple|List) should", "must", words, count=1)
-        words = re.sub("must be an instance of (Sequence|list)$", "must be a list", words)
+        last, message = (problem["loc"] or [""])[-1], problem["msg"].removeprefix("Value error, ")
+        message = re.sub("^(Input|Value|Tuple|List) should", "must", message, count=1)
+        message = re.sub("must be an instance of (Sequence|list)$", "must be a list", message)
         if problem["type"] == "missing":
             path, text = [*path, last], f"{name}.{last} is missing".removeprefix(".")
         elif problem["type"] == "extra_forbidden":
             accepted = set(_field_names(getattr(adapter(annotation), "core_schema", None)))
             text = f"{name}: no such option{suggestion(last, accepted, cutoff=0.7)}"
         elif last == "[key]":
-            text = f"{name}: this name {words}{suggestion(problem['input'], _quoted(words))}"
+            text = f"{name}: this name {message}{suggestion(problem['input'], _quoted(message))}"
         elif problem["type"] == "string_type" and isinstance(entry, int | float) and not isinstance(entry, bool):
             text = f"{name}={format_value(entry)}: must be text; write \"'{format_value(entry)}'\""
         else:
-            text = f"{name}={format_value(entry)}: {words}{suggestion(entry, _quoted(words))}"
+            text = f"{name}={format_value(entry)}: {message}{suggestion(entry, _quoted(message))}"
         texts_by_path.setdefault(tuple(path), []).append(text)
     deepest = {
         path: texts
@@ -178,9 +178,9 @@ def _holds_described(value: Any) -> bool:
     return isinstance(value, UnbuiltObject) or (isinstance(value, list | tuple) and any(map(_holds_described, value)))
 
 
-def _quoted(words: str) -> list[str]:
+def _quoted(message: str) -> list[str]:
     """Return the names that a message of pydantic's lists in quotes."""
-    return re.findall("'([^']+)'", words)
+    return re.findall("'([^']+)'", message)
 
 
 def _field_names(schema: Any) -> Iterator[str]:

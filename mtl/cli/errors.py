@@ -74,10 +74,10 @@ def _sentence(error: BaseException) -> str | None:
             "(recipe.num_experts) or smaller ones (recipe.expert_units)"
         )
     if isinstance(error, OSError):
-        what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-        what = what if len(what) <= LONGEST else f"{what[:80]}... ({len(what):,} letters)"
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        name = name if len(name) <= LONGEST else f"{name[:80]}... ({len(name):,} letters)"
         free = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
-        return f"{what}: {error.strerror or error}.{free}".removeprefix(": ")
+        return f"{name}: {error.strerror or error}.{free}".removeprefix(": ")
     if isinstance(error, RuntimeError) and "Error(s) in loading state_dict" in str(error):
         lines = [line.strip() for line in str(error).splitlines()[1:]]
         return f"the checkpoint does not fit this network and these data: {' '.join(lines[:2])}"

@@ -80,10 +80,10 @@ def protect_streams() -> None:
         setattr(sys, name, stream)
 
 
-def with_progress_bar(steps: Sequence[Step], what: str) -> Iterable[Step]:
+def with_progress_bar(steps: Sequence[Step], title: str) -> Iterable[Step]:
     """Yield ``steps``, on a terminal beside a bar that says ``what`` is done and how long it will take."""
     from rich.console import Console  # what --help needs not
     from rich.progress import track
 
     console = Console(stderr=True)
-    return track(steps, what, console=console, transient=True, disable=not console.is_terminal)
+    return track(steps, title, console=console, transient=True, disable=not console.is_terminal)

@@ -182,13 +182,13 @@ def _compared(
     """Return the columns of a comparison, and the difference, positive if the second network is better."""
 
     def change(rows: Sequence[LabeledPredictions]) -> float:
-        a, b = (value_of(task.kind, metric, each) for each in rows)
+        a, b = (value_of(task.kind, metric, part) for part in rows)
         return b - a
 
     count, sign = len(pair[0].label) if pair else 0, 1.0 if higher_is_better(metric) else -1.0
     a, b = (value_of(task.kind, metric, rows) for rows in pair) if count else (math.nan, math.nan)
-    known = math.isfinite(b - a)
-    error, df = standard_error(change, pair, metric, resamples, MOST, seed) if known else (None, 0)
+    is_defined = math.isfinite(b - a)
+    error, df = standard_error(change, pair, metric, resamples, MOST, seed) if is_defined else (None, 0)
     difference = Difference(b - a, error, count, count, df)
     low, high = difference.interval or (None, None)
     row = {"rows": count, "metric": metric, "a": a, "b": b, "difference": b - a, "low": low, "high": high}
@@ -223,6 +223,6 @@ def in_words(table: pl.DataFrame, margin: float | None) -> list[str]:
         lines.append(f"{row['task']}: {verdicts.get(row['b_is'], 'undecided')} ({change})")
     for (task,), part in table.filter(pl.col("by").is_not_null()).group_by("task", maintain_order=True):
         values = {verdict: part.filter(b_is=verdict)["by"] for verdict in ("better", "worse")}
-        found = [f"{verdict} for {join_names(names)}" for verdict, names in values.items() if len(names)]
-        lines.append(f"{task}: of {len(part)} values, B is {' and '.join(found) or 'better or worse for none'}")
+        sentences = [f"{verdict} for {join_names(names)}" for verdict, names in values.items() if len(names)]
+        lines.append(f"{task}: of {len(part)} values, B is {' and '.join(sentences) or 'better or worse for none'}")
     return [f"{line}." for line in lines]

@@ -354,7 +354,7 @@ def test_folders_below_home_and_shares_of_splits_with_a_file(monkeypatch: pytest
     assert valid(FilePath, "~/data", "data_dir") == Path("/home/someone/data")
     task = {"path": "a.csv", "val_path": "b.csv", "text": "t", "label": "l", "kind": "binary"}
     data = TextDataModule(batch_size=8, tasks={"spam": task}, split=[0.5, 0, 0.5])
-    assert data.shares == {"train": 0.5, "val": 0.0, "test": 0.5}
+    assert data.fractions == {"train": 0.5, "val": 0.0, "test": 0.5}
 
 
 @pytest.fixture

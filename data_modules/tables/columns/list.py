@@ -136,9 +136,9 @@ def words_and_groups(column: pl.Series) -> pl.Series:
     beginnings and ends of words. Words are as in fastText (Joulin et al. 2016, arXiv:1607.01759); groups let words with
     common parts, also misspelt and inflected ones, have something in common (Bojanowski et al. 2017, arXiv:1607.04606).
     """
-    words = as_text(column).str.to_lowercase().str.extract_all(r"\w+").list.eval("<" + pl.element() + ">")
-    text = pl.lit(words).list.join("")
+    tokens = as_text(column).str.to_lowercase().str.extract_all(r"\w+").list.eval("<" + pl.element() + ">")
+    text = pl.lit(tokens).list.join("")
     threes = [text.str.slice(start).str.extract_all("." * GROUP_LETTERS) for start in range(GROUP_LETTERS)]
     within = pl.element().filter(pl.element().str.contains(r"^.\w+.$"))  # not across two words, as in d><
     groups = [three.list.eval(within) for three in threes]
-    return pl.select(pl.concat_list(words, *groups).list.unique(maintain_order=True)).to_series()
+    return pl.select(pl.concat_list(tokens, *groups).list.unique(maintain_order=True)).to_series()
