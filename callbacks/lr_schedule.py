@@ -16,7 +16,7 @@ from mtl.training.schedules import lr_factor_at
 from .length import PhaseLength
 from .monitored import MonitoringCallback
 
-WHERE = "callbacks.lr_schedule"
+SECTION = "callbacks.lr_schedule"
 
 
 class LearningRate(Callback):
@@ -41,7 +41,7 @@ class LearningRate(Callback):
         rise: Literal["linear", "cosine"] = "linear",
         start_factor: Fraction = 0.0,
     ) -> None:
-        both = f"{WHERE}.warmup={warmup} and {WHERE}.warmup_steps={warmup_steps}: one of them must be 0"
+        both = f"{SECTION}.warmup={warmup} and {SECTION}.warmup_steps={warmup_steps}: one of them must be 0"
         require(not (warmup and warmup_steps), both)
         self.shape, self.end_factor, self.rise, self.start_factor = shape, end_factor, rise, start_factor
         self._run = PhaseLength(f"lr_schedule={shape}, which ends with the run", fraction=1.0)
@@ -76,7 +76,7 @@ class PlateauRate(MonitoringCallback, LearningRate):
     product of the factors so far.
     """
 
-    section, within_epochs = WHERE, True
+    section, within_epochs = SECTION, True
 
     @validated
     def __init__(
@@ -90,7 +90,7 @@ class PlateauRate(MonitoringCallback, LearningRate):
     ) -> None:
         super().__init__(warmup=warmup, warmup_steps=warmup_steps)
         of_validation = monitor.startswith("val/")
-        require(of_validation, f"{WHERE}.monitor={monitor}: must be a value of the validation, such as val/loss")
+        require(of_validation, f"{SECTION}.monitor={monitor}: must be a value of the validation, such as val/loss")
         self.monitor, self.mode = monitor, mode_of(monitor, mode)
         self.patience, self.reduction = patience, factor
         self.best = math.inf if self.mode == "min" else -math.inf

@@ -13,7 +13,7 @@ from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch, validates_within_epoch
 
-KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
+OUR_PACKAGES = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 
 
 class MonitoringCallback(Callback):
@@ -72,7 +72,7 @@ class MonitorCheck(Callback):
         for callback in callbacks:
             if hasattr(callback, "logged_names"):
                 names += callback.logged_names()
-            elif not type(callback).__module__.startswith(KNOWN):
+            elif not type(callback).__module__.startswith(OUR_PACKAGES):
                 return
         for callback in callbacks:
             monitor = getattr(callback, "monitor", None)

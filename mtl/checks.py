@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
-LONGEST = 60  # characters of a value that a message repeats
+MAX_VALUE_CHARS = 60  # characters of a value that a message repeats
 WORD = 1000  # characters of a word, such as a path, in a message
-MOST = 4  # problems that one message names
-LISTED = 20  # names in a message
+MAX_PROBLEMS = 4  # problems that one message names
+MAX_NAMES = 20  # names in a message
 
 
 class InputError(ValueError):
@@ -26,7 +26,11 @@ class InputError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            re.sub(rf"\S{{{WORD + 1},}}", lambda word: f"{word[0][:LONGEST]}...{word[0][-LONGEST:]}", message)
+            re.sub(
+                rf"\S{{{WORD + 1},}}",
+                lambda word: f"{word[0][:MAX_VALUE_CHARS]}...{word[0][-MAX_VALUE_CHARS:]}",
+                message,
+            )
         )
 
 
@@ -66,7 +70,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, str) and value == value.strip() != "" and not _is_json(value):
         text = value
     text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
 
 
 def _is_json(text: str) -> bool:
@@ -89,11 +93,11 @@ def suggestion(name: Any, names: Iterable[str], before: str = "", cutoff: float 
 def join_names(names: Iterable[str]) -> str:
     """Return names for a message, the first ones if there are many."""
     names = list(names)
-    more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""
-    return ", ".join(map(format_value, names[:LISTED])) + more
+    more = f", ... ({len(names)} in all)" if len(names) > MAX_NAMES else ""
+    return ", ".join(map(format_value, names[:MAX_NAMES])) + more
 
 
 def in_one_line(problems: Sequence[str]) -> str:
-    """Return the first ``MOST`` of ``problems`` in one line, and the number of the others."""
-    more = [f"and {len(problems) - MOST} more"] if len(problems) > MOST else []
-    return "; ".join([*problems[:MOST], *more])
+    """Return the first ``MAX_PROBLEMS`` of ``problems`` in one line, and the number of the others."""
+    more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+    return "; ".join([*problems[:MAX_PROBLEMS], *more])

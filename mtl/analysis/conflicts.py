@@ -14,7 +14,7 @@ import polars as pl
 
 from mtl.checks import InputError, first_line
 from mtl.files.literals import escape_mathtext
-from mtl.files.records import LONGEST, checked_file
+from mtl.files.records import MAX_STEP_LOG_BYTES, checked_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MAX_LINES = 16  # pairs of tasks, or layers, with a line of their own
@@ -30,7 +30,7 @@ def read_table(file: Path) -> pl.DataFrame:
     """Return such a table from the file that a run wrote. Raises InputError."""
     types = COLUMNS | {"value": pl.Float64}
     try:
-        return pl.read_csv(checked_file(file, file.parent, LONGEST), schema_overrides=types).select(*types)
+        return pl.read_csv(checked_file(file, file.parent, MAX_STEP_LOG_BYTES), schema_overrides=types).select(*types)
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{file} is damaged: {first_line(error)}") from None
 

@@ -16,7 +16,7 @@ from mtl.checks import InputError, causes, first_line
 from mtl.runs.signals import Stopped
 
 _MEMORY = ("not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc")
-LONGEST = 500  # characters of a file name that a message repeats
+MAX_PATH_CHARS = 500  # characters of a file name that a message repeats
 _FULL = "Set HYDRA_FULL_ERROR=1 to see where"
 
 
@@ -75,7 +75,7 @@ def _sentence(error: BaseException) -> str | None:
         )
     if isinstance(error, OSError):
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-        name = name if len(name) <= LONGEST else f"{name[:80]}... ({len(name):,} letters)"
+        name = name if len(name) <= MAX_PATH_CHARS else f"{name[:80]}... ({len(name):,} letters)"
         free = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
         return f"{name}: {error.strerror or error}.{free}".removeprefix(": ")
     if isinstance(error, RuntimeError) and "Error(s) in loading state_dict" in str(error):

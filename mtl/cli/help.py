@@ -20,7 +20,7 @@ FLAGS_OF_TRAIN = (
     "  -m, --multirun                a run for each combination of values",
     "  --cfg job                     print the configuration and stop",
 )
-LONGEST = 60  # characters of a value that are shown
+MAX_VALUE_CHARS = 60  # characters of a value that are shown
 
 
 def print_help(usage: str, file: Path, overrides: Sequence[str] = ()) -> None:
@@ -44,7 +44,7 @@ def print_help(usage: str, file: Path, overrides: Sequence[str] = ()) -> None:
         package = first.removeprefix("# @package ") if first.startswith("# @package ") else package
         prefix = f"{package}." if package not in ("", "_global_") else ""
         for name, value, comment in options(path):
-            text = value if len(value) <= LONGEST else "..."
+            text = value if len(value) <= MAX_VALUE_CHARS else "..."
             lines += described(f"{prefix}{name}={text}", comment)
         lines.append("")
     lines += ["Flags:", "", *(FLAGS_OF_TRAIN if file.name == "train.yaml" else ()), *FLAGS]

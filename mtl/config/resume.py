@@ -37,7 +37,7 @@ FREE = r"data\.(data_dir|.*_url|download|pin_memory|(eval_)?batch_size|(tasks\.[
 FREE_IN_TESTS = rf"{FREE}|data\.(split\.(by|column|gap)|csv\.separator|slices)"  # how another file is read
 SPLIT = {"data.split.by", "data.split.column", "data.split.gap"}
 
-NAMES = (  # keys of sections in UNBUILT whose texts name no files and no servers
+NAME_KEYS = (  # keys of sections in UNBUILT whose texts name no files and no servers
     *("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor"),
     *("precision", "shape", "target"),
 )
@@ -79,13 +79,13 @@ def places_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
-    """Return whether ``value`` holds only plain values; with ``numbers_only``, text only under the keys in NAMES."""
+    """Return whether ``value`` holds only plain values; with ``numbers_only``, text only under ``NAME_KEYS``."""
     if isinstance(value, list):
         return all(_is_value(item, key, numbers_only) for item in value)
     if isinstance(value, dict):
         return all(not str(k).startswith("_") and _is_value(v, str(k), numbers_only) for k, v in value.items())
     if isinstance(value, str):
-        return "${" not in value and value != "???" and (not numbers_only or key in NAMES)
+        return "${" not in value and value != "???" and (not numbers_only or key in NAME_KEYS)
     return value is None or isinstance(value, bool | int | float)
 
 

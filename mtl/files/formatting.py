@@ -7,20 +7,20 @@ import statistics
 from collections.abc import Sequence
 
 MOST_DECIMALS = 6
-LARGEST = 1e16  # larger numbers have an exponent
+MAX_WITHOUT_EXPONENT = 1e16  # larger numbers have an exponent
 
 
 def number(value: float | None, digits: int | None = None, sign: str = "") -> str:
     """Return ``value`` with four decimals, or with none if it is 1000 or more; "-" if it is undefined (None).
 
-    ``digits``: with so many significant digits instead, or more before the decimal point, up to ``LARGEST``. ``sign``:
-    "+" to show it.
+    ``digits``: with so many significant digits instead, or more before the decimal point, up to
+    ``MAX_WITHOUT_EXPONENT``. ``sign``: "+" to show it.
     """
     if value is None:
         return "-"
     if digits is None:
         return f"{value:{sign}z.4f}" if abs(value) < 1000 else f"{value:{sign},.0f}"
-    is_whole = 10 ** (digits - 1) <= abs(value) < LARGEST
+    is_whole = 10 ** (digits - 1) <= abs(value) < MAX_WITHOUT_EXPONENT
     return f"{value:{sign},.0f}" if is_whole else f"{value:{sign}.{digits}g}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
-OWN = r"(?:\?{3}|_(?:target|partial|recursive|convert|args)_)"  # texts with a meaning to OmegaConf and Hydra
+RESERVED = r"(?:\?{3}|_(?:target|partial|recursive|convert|args)_)"  # texts with a meaning to OmegaConf and Hydra
 
 
 def escape_control(text: str) -> str:
@@ -43,9 +43,9 @@ def escape_interpolation(value: Any) -> Any:
         return {escape_interpolation(key): escape_interpolation(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
         return [escape_interpolation(child) for child in value]
-    return re.sub(rf"(?<=\$)(?=\\*{{)|^(?=\\*{OWN}\Z)", r"\\", value) if isinstance(value, str) else value
+    return re.sub(rf"(?<=\$)(?=\\*{{)|^(?=\\*{RESERVED}\Z)", r"\\", value) if isinstance(value, str) else value
 
 
 def unescape_interpolation(text: str) -> str:
     """Return the text that ``escape_interpolation`` was given."""
-    return re.sub(rf"(?<=\$)\\(?=\\*{{)|^\\(?=\\*{OWN}\Z)", "", text)
+    return re.sub(rf"(?<=\$)\\(?=\\*{{)|^\\(?=\\*{RESERVED}\Z)", "", text)

@@ -16,11 +16,11 @@ LOG = "train.log"
 CHECKPOINTS = "checkpoints"  # the folder of best.ckpt and last.ckpt
 PREDICTIONS = "predictions.parquet"  # of the test rows; has labels, so it stays in the run folder
 RESULTS = "results.json"  # written last
-LARGEST = 1 << 24  # the largest file that is read, in bytes,
-LONGEST = 1 << 30  # and the largest with a row for each step
+MAX_FILE_BYTES = 1 << 24  # the largest file that is read, in bytes,
+MAX_STEP_LOG_BYTES = 1 << 30  # and the largest with a row for each step
 
 
-def checked_file(path: Path, folder: Path, most: float = LARGEST) -> Path:
+def checked_file(path: Path, folder: Path, most: float = MAX_FILE_BYTES) -> Path:
     """Return ``path`` if it is a regular file of at most ``most`` bytes in ``folder``, which may come from a stranger.
 
     Raises InputError for a link out of the folder, a device, a pipe, a larger file, or if there is no such file.

@@ -28,13 +28,13 @@ from mtl.report.page import PAGE, Link, Page, Picture, Section, linked
 from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
 from mtl.report.statistics import SEEDS
-from mtl.report.trials import SHARE, Trials, best_trials, section_of_trials
+from mtl.report.trials import BEST_TRIALS_FRACTION, Trials, best_trials, section_of_trials
 from mtl.tune.launch import run_folder
 
 BINARY = "test/binary_selectors"  # a column of the table of runs
 CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search chose; overrides that replace the file's
 # Columns of the CSV besides those of the tables and claims; the numbers among them belong to the costs
-KEPT = ("group", "setting", "run", "state", "reason", *SEEDS, "overlap", CHOSEN, OVERRIDES, BINARY, *COSTS)
+CSV_COLUMNS = ("group", "setting", "run", "state", "reason", *SEEDS, "overlap", CHOSEN, OVERRIDES, BINARY, *COSTS)
 RULES = "rules.md"  # beside the pages of benchmarks/accuracy
 _DECISIVE = (ClaimStatus.CONTRADICTED, ClaimStatus.HOLDS, ClaimStatus.UNDECIDED)  # the order of the rows
 HEADER = ("claim", "verdict", "gain in our runs, % [95 % interval]")
@@ -70,7 +70,7 @@ def write(
         if runs := groups.get(group.key):
             kept[group.name] = Section(group.name, figures=pictures_of(runs, paper.file.curves, pictures)[0])
         if trials := searches.get(group.key):
-            searched = section_of_trials(trials, f"{group.name}: search", best=best or SHARE, curves={})
+            searched = section_of_trials(trials, f"{group.name}: search", best=best or BEST_TRIALS_FRACTION, curves={})
             kept[searched.title] = replace(
                 searched, comparison=None, costs=None, tables=searched.tables[1 if best else 0 :]
             )
@@ -82,7 +82,9 @@ def write(
     if page:
         page = page if page.suffix == ".md" else page / f"{paper.name}.md"
         claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
-        exported = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
+        exported = [
+            name for name in dict.fromkeys((*CSV_COLUMNS, *paper.file.columns, *claimed)) if name in table.columns
+        ]
         ended = table.filter(pl.col("state") != UNFINISHED).select(exported) if exported else table
         text = ended.select(column for column in ended if column.null_count() < len(ended)).write_csv()
         write_text(page.with_suffix(".csv"), text)

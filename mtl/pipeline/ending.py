@@ -13,7 +13,7 @@ from mtl.overrides import key_of, quote_path
 from mtl.runs.commands import RUN_FOLDER, CommandLine, config_dirs, program, relative_to_cwd
 
 # Sections whose overrides a study keeps
-KEPT = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")
+STUDY_SECTIONS = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")
 
 
 def next_commands(cfg: DictConfig, data: Any, folder: Path, line: CommandLine) -> list[str]:
@@ -31,7 +31,7 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path, line: CommandLine) -
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
         flags = config_dirs(line.searched)
-        keys = [key for key in map(key_of, line.overrides) if key.startswith(KEPT) and key not in RUN_FOLDER]
+        keys = [key for key in map(key_of, line.overrides) if key.startswith(STUDY_SECTIONS) and key not in RUN_FOLDER]
         overrides = [override for override in line.overrides if key_of(override) in keys]
         searched = f"gate={gate if gate in study.methods else 'softmax,comet'}"
         name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table

@@ -43,7 +43,7 @@ from mtl.use.trained import TrainedModel, model_of
 Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of a file, a folder or a pattern
 # The option for the file of a split, and what messages call its rows if they are in memory
 PLACES = {"train": ("data.path", "frame"), "val": ("data.val_path", "valid"), "test": ("data.test_path", "test")}
-SHARE = 0.1  # of the rows, for each of validation and test
+DEFAULT_SPLIT_FRACTION = 0.1  # of the rows, for each of validation and test
 # What a run writes for people to look at, which nobody sees in a temporary folder
 UNSEEN = {"logger": "none", "callbacks.routing.figures": False, "predictions": False}
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")  # that Lightning sets
@@ -102,7 +102,7 @@ def fit(
     values |= {option: value for option, value in named.items() if value is not None}
     values |= {PLACES[split][0]: rows if is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
     if shares:
-        rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
+        rest = [shares.get(split, 0.0 if split in tables else DEFAULT_SPLIT_FRACTION) for split in ("val", "test")]
         twice = "fractions" in checked(Mapping[str, Any], values.get("data.split") or {}, "split")
         require(not twice, "split: fractions are given twice, also by valid or test; give them once")
         values["data.split.fractions"] = [1 - sum(rest), *rest]

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line, join_names, require
 from mtl.files.literals import escape_mathtext
-from mtl.files.records import LONGEST, checked_file
+from mtl.files.records import MAX_STEP_LOG_BYTES, checked_file
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
@@ -35,7 +35,7 @@ def read_history(folder: Path, metric: str) -> pl.DataFrame:
     log = folder / CSV_LOG
     if log.is_file():
         try:
-            table = pl.read_csv(checked_file(log, folder, LONGEST), infer_schema_length=None)
+            table = pl.read_csv(checked_file(log, folder, MAX_STEP_LOG_BYTES), infer_schema_length=None)
             _check(folder, metric, [name for name in table.columns if "/" in name])
             value = pl.col(metric).cast(pl.Float64, strict=False).alias("value")
             history = table.select(pl.col("step").cast(pl.Int64), value).drop_nulls()
@@ -43,7 +43,7 @@ def read_history(folder: Path, metric: str) -> pl.DataFrame:
             raise InputError(f"{log} is damaged: {first_line(error)}") from None
     else:
         for file in folder.glob("*tfevents*"):
-            checked_file(file, folder, LONGEST)
+            checked_file(file, folder, MAX_STEP_LOG_BYTES)
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         _check(folder, metric, events.Reload().Tags()["scalars"] if folder.is_dir() else [])
         points = [(event.step, event.value) for event in events.Scalars(metric)]

@@ -31,7 +31,7 @@ _GROUPS = 10  # points of a reliability diagram
 _MOST_CLASSES = 20  # rows of a confusion matrix
 _MOST_POINTS = 2000  # of a picture
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_LONGEST = 14  # characters of a class at an axis
+_MAX_CLASS_CHARS = 14  # characters of a class at an axis
 Predictions = tuple[TaskSpec, LabeledPredictions]
 
 
@@ -125,7 +125,9 @@ def _confusion(task: TaskSpec, rows: LabeledPredictions) -> Picture:
     for row, column in np.ndindex(*counts.shape):
         ink = "black" if shares[row, column] < 0.6 else "white"
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=7, color=ink)
-    short = [escape_mathtext(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") for name in names]
+    short = [
+        escape_mathtext(name if len(name) <= _MAX_CLASS_CHARS else f"{name[: _MAX_CLASS_CHARS - 1]}…") for name in names
+    ]
     axes.set_xticks(range(len(names)), short, rotation=90 if max(map(len, short)) > 2 else 0, fontsize=8)
     axes.set_yticks(range(len(names)), short, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the rows of a label")

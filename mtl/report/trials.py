@@ -25,7 +25,7 @@ from mtl.report.runs import FINISHED, Runs
 from mtl.report.section import missing, section_of
 from mtl.report.statistics import Value
 
-SHARE = 0.05  # the share of the trials, the best by validation, that COMET's tables average
+BEST_TRIALS_FRACTION = 0.05  # the share of the trials, the best by validation, that COMET's tables average
 PRUNED = "pruned"  # state of a run
 SIZES = (1, 2, *range(5, 251, 5))  # numbers of trials, as in COMET
 _SIZE = (10.8, 4.3)  # inches, without the legend
@@ -47,7 +47,7 @@ class Trials:
     higher: bool
 
 
-def best_trials(trials: Trials, best: float = SHARE) -> tuple[Runs, list[str]]:
+def best_trials(trials: Trials, best: float = BEST_TRIALS_FRACTION) -> tuple[Runs, list[str]]:
     """Return the ``best`` of each setting's trials by validation, best first, and a sentence on each setting.
 
     ``best``: their number, or a share below 1. The share is of all trials that have ended, with or without success,
@@ -78,7 +78,7 @@ def budgets_of(trials: Trials) -> list[Budget]:
 
 
 def section_of_trials(
-    trials: Trials, title: str, also: Sequence[str] = (), best: float = SHARE, **options: Any
+    trials: Trials, title: str, also: Sequence[str] = (), best: float = BEST_TRIALS_FRACTION, **options: Any
 ) -> Section:
     """Return the section on a search: its best trials and, with two or more trials, its tuning budget.
 

@@ -15,7 +15,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "with nothing to save"
-PATIENCE = 60.0  # seconds that a process may wait for the others after a signal
+STOP_TIMEOUT_S = 60.0  # seconds that a process may wait for the others after a signal
 PING = signal.SIGURG  # the system ignores it
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class StopSignals:
 
     @contextmanager
     def watching(self, end_others: Callable[[signal.Signals], object] | None = None) -> Iterator[None]:
-        """End the process if, after a signal, its main thread waits for ``PATIENCE`` seconds for other processes.
+        """End the process if, after a signal, its main thread waits for ``STOP_TIMEOUT_S`` seconds for other processes.
 
         Python calls handlers only between two operations of the main thread: never, if another process does not take
         part in a collective operation. So a thread reads the signals, too, and then pings the main thread.
@@ -108,12 +108,12 @@ class StopSignals:
         with reading:
             number = next((byte[0] for byte in iter(lambda: reading.recv(1), b"") if byte[0] in SIGNALS), 0)
             self._answered = time.monotonic()
-            while time.monotonic() < self._answered + PATIENCE:
-                if ended.wait(PATIENCE / 60):
+            while time.monotonic() < self._answered + STOP_TIMEOUT_S:
+                if ended.wait(STOP_TIMEOUT_S / 60):
                     return
                 _thread.interrupt_main(PING)
         name, message = signal.Signals(number).name, self._message.removeprefix("at once, ")
-        log.warning("stopped by %s after %.0f s of waiting for other processes, %s", name, PATIENCE, message)
+        log.warning("stopped by %s after %.0f s of waiting for other processes, %s", name, STOP_TIMEOUT_S, message)
         if end_others is not None:
             end_others(signal.SIGKILL)
         logging.shutdown()

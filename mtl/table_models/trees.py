@@ -13,7 +13,9 @@ from mtl.table_models.base import Constant, TableModel, Tensors, join_columns
 from mtl.types import Categorical, Numeric, TaskSpec, labelled
 
 TREES = 100  # for each output, at most
-PATIENCE = 10  # trees that do not lower the loss of the held-out rows, after which the last ones are dropped
+EARLY_STOPPING_ROUNDS = (
+    10  # trees that do not lower the loss of the held-out rows, after which the last ones are dropped
+)
 HELD_OUT = 5  # every fifth row stops the trees
 OBJECTIVES = {"huber": "huber", "mae": "regression_l1", "poisson": "poisson", "quantile": "quantile"}  # of LightGBM
 
@@ -80,7 +82,7 @@ class LightGBM(TableModel):
             )
             for part in (~held_out, held_out)
         )
-        stop: list[Any] = [lightgbm.early_stopping(PATIENCE, verbose=False)] if held_out.any() else []
+        stop: list[Any] = [lightgbm.early_stopping(EARLY_STOPPING_ROUNDS, verbose=False)] if held_out.any() else []
         others = [valid] if held_out.any() else []  # without them, nothing stops the trees
         self.boosters[task.name] = [
             lightgbm.train({**common, **options, **alpha}, train, TREES, valid_sets=others, callbacks=stop)

@@ -27,12 +27,12 @@ from mtl.types import RANKING, Batch, TaskSpec, metric_family
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluation_of
 from mtl.use.slices import values_of
-from mtl.use.trained import ROWS, TrainedModel
+from mtl.use.trained import UNNAMED_TABLE, TrainedModel
 
 RESAMPLES = 1_000
 Resamples = Annotated[int, Field(ge=100)]
-MOST = 20_000  # rows of a resample
-LEAST = 50  # labelled rows of a slice
+MAX_RESAMPLE_ROWS = 20_000  # rows of a resample
+MIN_SLICE_ROWS = 50  # labelled rows of a slice
 KINDS = {"task": pl.String, "by": pl.String, "rows": pl.Int64, "metric": pl.String}
 KINDS |= {**dict.fromkeys(("a", "b", "difference", "low", "high", "p"), pl.Float64), "b_is": pl.String}
 
@@ -46,7 +46,7 @@ def compare(
     by: str | None = None,
     resamples: Resamples = RESAMPLES,
     seed: RunSeed = 0,
-    where: str = ROWS,
+    where: str = UNNAMED_TABLE,
 ) -> Any:
     """Return by how much one model is better than another on the same labelled rows, for each task of both.
 
@@ -127,12 +127,12 @@ def _comparison(
         of_tasks.append((a, None, _compared(a, metric, pair, resamples, seed)))
         if cells is not None and pair:
             values = cells[pair[0].row_id.numpy()]
-            for value in values.value_counts().filter(pl.col("count") >= LEAST)[cells.name].sort():
+            for value in values.value_counts().filter(pl.col("count") >= MIN_SLICE_ROWS)[cells.name].sort():
                 index = values.eq(value).arg_true().to_torch().long()
                 part = [rows.at(index) for rows in pair]
                 slices.append((a, value, _compared(a, metric, part, resamples, seed)))
     if cells is not None:
-        require(bool(slices), f"no value of column {cells.name!r} has {LEAST} rows with a label")
+        require(bool(slices), f"no value of column {cells.name!r} has {MIN_SLICE_ROWS} rows with a label")
     p_values = [difference.p for *_, (_, difference) in slices if difference.p is not None]
     corrected = iter(holm(p_values))
     table = []
@@ -188,7 +188,7 @@ def _compared(
     count, sign = len(pair[0].label) if pair else 0, 1.0 if higher_is_better(metric) else -1.0
     a, b = (value_of(task.kind, metric, rows) for rows in pair) if count else (math.nan, math.nan)
     is_defined = math.isfinite(b - a)
-    error, df = standard_error(change, pair, metric, resamples, MOST, seed) if is_defined else (None, 0)
+    error, df = standard_error(change, pair, metric, resamples, MAX_RESAMPLE_ROWS, seed) if is_defined else (None, 0)
     difference = Difference(b - a, error, count, count, df)
     low, high = difference.interval or (None, None)
     row = {"rows": count, "metric": metric, "a": a, "b": b, "difference": b - a, "low": low, "high": high}

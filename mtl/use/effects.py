@@ -15,7 +15,7 @@ from mtl.predictions import class_names, main_column
 from mtl.runs.console import with_progress_bar
 from mtl.types import TaskSpec
 
-MOST = 3  # effects of a row and task that are shown
+MAX_EFFECTS_SHOWN = 3  # effects of a row and task that are shown
 EFFECTS = {"row": pl.Int64, "task": pl.String, "column": pl.String, "effect": pl.Float64}
 
 
@@ -67,7 +67,7 @@ def in_words(model: Any, frame: pl.DataFrame, effects: pl.DataFrame, tasks: Sequ
     predictions, lines = model.predict(frame, [task.name for task in tasks], experts=True), []
     for row in range(len(frame)):
         for task in tasks:
-            largest = effects.filter(row=row, task=task.name).head(MOST)
+            largest = effects.filter(row=row, task=task.name).head(MAX_EFFECTS_SHOWN)
             cells = {name: "missing" if frame[name][row] is None else frame[name][row] for name in largest["column"]}
             parts = [f"{name} {cells[name]}: {number(effect, 3, '+')}" for _, _, name, effect in largest.iter_rows()]
             shown = {"row": row + 1, "task": task.name, "prediction": predictions[main_column(task)][row]}

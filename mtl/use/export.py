@@ -25,7 +25,7 @@ from mtl.use.trained import TrainedModel, load
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of intervals
 WIDENED = "subtract the number of a level from the lowest value, and add it to the highest"
-LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
+MAX_DIFFERENCE = 1e-5  # difference of a program's probabilities, and of values in standard deviations
 MEANINGS = {
     "binary": "probability of the second class, [rows]",
     "multiclass": "probabilities of the classes, [rows, classes]",
@@ -62,8 +62,9 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
         differences["model.onnx"] = difference(model, actual, expected)
     for file, value in differences.items():
         require(
-            value <= LARGEST,
-            f"{folder / file}: its predictions differ from the network's by up to {value:.1e}, more than {LARGEST:g}",
+            value <= MAX_DIFFERENCE,
+            f"{folder / file}: its predictions differ from the network's by up to {value:.1e}, more than "
+            f"{MAX_DIFFERENCE:g}",
         )
     layers = model.network.named_modules()
     dense = [name for name, layer in layers if isinstance(layer, MixtureOfExperts) and not layer.is_static]

@@ -37,13 +37,13 @@ from mtl.types import ROW, TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
 
-_ROWS = 2000  # test rows whose cells are shuffled
+_MAX_SHUFFLED_ROWS = 2000  # test rows whose cells are shuffled
 _SHUFFLED = 60  # columns times shuffles, about
 _WIDEST = 100  # columns; each shuffle encodes all of them
 _WORST = 5  # rows of a task
 _MOST_COLUMNS = 20  # of a table
 _IMPORTANCE = "On what it relies"
-_LONGEST = 40  # characters of a cell
+_MAX_CELL_CHARS = 40  # characters of a cell
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Seq
     """Return the importance of the columns of a table, and the rows with the largest errors of each of ``tasks``."""
     count = len(table.rows)
     worst = [(task, _with_largest_errors(rows, count)) for task, rows in predictions]
-    drawn = np.sort(np.random.default_rng(0).permutation(count)[:_ROWS])
+    drawn = np.sort(np.random.default_rng(0).permutation(count)[:_MAX_SHUFFLED_ROWS])
     wanted = np.unique(np.concatenate([drawn, *(rows.row_id.numpy() for _, rows in worst)]))
     frame = _rows_at(table.rows, wanted)
     sample = frame[np.searchsorted(wanted, drawn)].select(data_columns(frame))
@@ -233,4 +233,4 @@ def _worst(model: TrainedModel, task: TaskSpec, predicted: LabeledPredictions, f
 
 def _text(cell: Any) -> str:
     text = "" if cell is None or (isinstance(cell, float) and math.isnan(cell)) else str(cell)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_CELL_CHARS else f"{text[: _MAX_CELL_CHARS - 1]}…"

@@ -46,11 +46,11 @@ from mtl.use.trained import TrainedModel, load
 log = logging.getLogger(__name__)
 
 WAITING = 1024  # requests that may wait for the network; more are refused
-LARGEST = 16 << 20  # bytes of a request
-PATIENCE = 30.0  # seconds that a client may take to send a request, and to read the answer
+MAX_REQUEST_BYTES = 16 << 20  # bytes of a request
+CLIENT_TIMEOUT_S = 30.0  # seconds that a client may take to send a request, and to read the answer
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
-WHERE = "the request"  # name of the rows in messages
-ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
+ROWS_IN_MESSAGES = "the request"  # name of the rows in messages
+ROWS_EXPECTED = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
 PROTOCOL = "mtl.use.serve:connection"
 WORKERS = "MTL_SERVE"  # the variable with the options of ``worker``
 METRICS = "PROMETHEUS_MULTIPROC_DIR"  # that prometheus_client reads: a folder that all processes count in
@@ -150,7 +150,7 @@ class Predictor:
             return
         try:
             frame = pl.concat([job.frame for job in jobs])
-            table = self.model.predict(frame, batch_size=self.max_batch, where=WHERE, interval=self.interval)
+            table = self.model.predict(frame, batch_size=self.max_batch, where=ROWS_IN_MESSAGES, interval=self.interval)
             predictions = table.to_dicts()
         except Exception as error:
             if len(jobs) == 1:
@@ -174,8 +174,8 @@ def table(rows: Sequence[Mapping[str, Any]], encoder: RowEncoder) -> pl.DataFram
     cells: dict[str, list[Any]] = {name: [] for name in encoder.columns}
     for number, row in enumerate(rows, 1):
         for name, column in cells.items():
-            require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
-            where = f"{WHERE}, column {name!r}, row {number}"
+            require(name in row, f"{ROWS_IN_MESSAGES}, row {number}: no column {name!r}, which the network reads")
+            where = f"{ROWS_IN_MESSAGES}, column {name!r}, row {number}"
             column.append(read(row[name], lists.get(name), where, partial(encoder.written, name)))
     return pl.DataFrame(cells, {name: pl.List(pl.String) if name in lists else pl.String for name in cells})
 
@@ -281,7 +281,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
         with predictor:
             yield
 
-    app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=LARGEST, docs_url=None, redoc_url=None)
+    app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=MAX_REQUEST_BYTES, docs_url=None, redoc_url=None)
 
     measured = Measured(predictor)
 
@@ -314,7 +314,9 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
 
     async def no_rows(request: Any, error: Exception) -> Any:
         measured.requests.labels(422).inc()
-        return fastapi.responses.JSONResponse({"detail": ROWS}, 422)  # FastAPI's answer repeats the whole request
+        return fastapi.responses.JSONResponse(
+            {"detail": ROWS_EXPECTED}, 422
+        )  # FastAPI's answer repeats the whole request
 
     app.exception_handler(fastapi.exceptions.RequestValidationError)(no_rows)
     app.post("/predict")(predict)
@@ -345,7 +347,7 @@ def protocol() -> Any:
             if self.transport.is_closing() or (request is before and not ours):
                 self.transport.abort()  # close() would wait until the client reads the rest
             else:
-                self.loop.call_later(PATIENCE, self._watch, self if ours else request)
+                self.loop.call_later(CLIENT_TIMEOUT_S, self._watch, self if ours else request)
 
     return Protocol
 

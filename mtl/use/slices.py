@@ -22,7 +22,9 @@ from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
 from mtl.types import TaskSpec
 
-MOST = 20  # values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
+MAX_SLICES = (
+    20  # values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
+)
 LEVEL = 0.05  # of p-values, corrected for the number of slices and tasks
 NAMED = 3  # slices in sentences
 
@@ -77,14 +79,14 @@ def slices_of(
 
 
 def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
-    """Return the name of the slice of each row: its cell, or "others" for all but the ``MOST`` most frequent ones.
+    """Return the name of each row's slice: its cell, or "others" for all but the ``MAX_SLICES`` most frequent ones.
 
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
     """
     numbers, column = parse_numbers(cells), encoder.columns_by_name.get(cells.name)
     is_category = column is not None and column.kind == "category"
-    if not is_category and numbers.n_unique() > MOST and numbers.null_count() == cells.null_count():
+    if not is_category and numbers.n_unique() > MAX_SLICES and numbers.null_count() == cells.null_count():
         quartiles = (numbers.quantile(fraction, "nearest") for fraction in (0.25, 0.5, 0.75))
         bounds = sorted({float(quartile) for quartile in quartiles if quartile is not None})
         ranges = pl.Series([_between(*ends) for ends in pairwise(["", *_texts(bounds), ""])])
@@ -93,7 +95,7 @@ def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
         return pl.select(named.alias(cells.name)).to_series()
     texts = as_text(cells).fill_null("missing")
     counts = texts.value_counts().sort("count", cells.name, descending=[True, False])
-    is_frequent = texts.is_in(counts.head(MOST)[cells.name].implode())
+    is_frequent = texts.is_in(counts.head(MAX_SLICES)[cells.name].implode())
     return pl.select(pl.when(is_frequent).then(texts).otherwise(pl.lit("others")).alias(cells.name)).to_series()
 
 

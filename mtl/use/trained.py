@@ -31,7 +31,7 @@ from mtl.use.effects import cell_effects
 from mtl.use.frames import like, to_polars
 from mtl.use.labelled import evaluated, importance
 
-ROWS = "the table"  # name in messages for rows that do not come from a file
+UNNAMED_TABLE = "the table"  # name in messages for rows that do not come from a file
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,7 @@ class TrainedModel:
         table = Measurements.from_plain({"test": {NETWORK: self.metrics, **self.baselines}}).by_model()
         return table.filter(pl.col("task").is_in([task.name for task in self.spec.tasks]))
 
-    def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
+    def encode(self, frame: pl.DataFrame, where: str = UNNAMED_TABLE, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
         if self.encoder is None:
             raise InputError(f"the data of this network have no raw rows: give tensors of {_inputs(self.spec)}")
@@ -89,7 +89,7 @@ class TrainedModel:
         tasks: Sequence[str] | None = None,
         experts: bool = False,
         batch_size: LargeCount = 4096,
-        where: str = ROWS,
+        where: str = UNNAMED_TABLE,
         interval: float | None = None,
     ) -> Any:
         """Return a polars DataFrame with the predictions for each row, in the order of the rows.
@@ -142,7 +142,7 @@ class TrainedModel:
 
     @validated
     def routing(
-        self, rows: Any, tasks: Sequence[str] | None = None, batch_size: LargeCount = 4096, where: str = ROWS
+        self, rows: Any, tasks: Sequence[str] | None = None, batch_size: LargeCount = 4096, where: str = UNNAMED_TABLE
     ) -> Any:
         """Return the experts that each row uses for each task: columns row (from 0), layer, task, expert and weight.
 
@@ -162,7 +162,7 @@ class TrainedModel:
         return like(rows, pl.concat(parts).sort("row", maintain_order=True))
 
     @validated
-    def evaluate(self, rows: Any, batch_size: LargeCount = 4096, where: str = ROWS) -> dict[str, float]:
+    def evaluate(self, rows: Any, batch_size: LargeCount = 4096, where: str = UNNAMED_TABLE) -> dict[str, float]:
         """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
 
         ``rows``: as in ``predict``, with a column for each task. Raises InputError.
@@ -172,7 +172,7 @@ class TrainedModel:
         return evaluated(self, self.labelled(to_polars(rows), where), batch_size)
 
     @validated
-    def importance(self, rows: Any, repeats: Count = 5, seed: RunSeed = 0, where: str = ROWS) -> Any:
+    def importance(self, rows: Any, repeats: Count = 5, seed: RunSeed = 0, where: str = UNNAMED_TABLE) -> Any:
         """Return how much worse each task's main metric becomes if the cells of a column are shuffled among the rows.
 
         The columns are task, column, metric, importance (the mean over ``repeats`` shuffles of the loss in metric; at
@@ -191,7 +191,7 @@ class TrainedModel:
         reference: Any = None,
         samples: Count = 20,
         seed: RunSeed = 0,
-        where: str = ROWS,
+        where: str = UNNAMED_TABLE,
     ) -> Any:
         """Return how much each cell of a row raises its predictions: columns row (from 0), task, column and effect.
 
@@ -208,7 +208,7 @@ class TrainedModel:
 
     @validated
     def drift(
-        self, rows: Any, threshold: Positive = THRESHOLD, batch_size: LargeCount = 4096, where: str = ROWS
+        self, rows: Any, threshold: Positive = THRESHOLD, batch_size: LargeCount = 4096, where: str = UNNAMED_TABLE
     ) -> Any:
         """Return how far the columns of rows, and their predictions, have changed since the training; worst first.
 

@@ -260,7 +260,7 @@ def test_processes_that_differ_stop_at_once(tmp_path: Path) -> None:
 
 def wait_for_each_other() -> None:
     """Wait for what no process sends."""
-    signals.PATIENCE = 0.5
+    signals.STOP_TIMEOUT_S = 0.5
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[2])))
     stop_signals = StopSignals()
     with stop_signals.listening(), stop_signals.watching(), lost_peers_reported("resume", "x"):

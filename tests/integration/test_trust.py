@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
-from mtl.config.resume import NAMES, config_to_load, is_portable
+from mtl.config.resume import NAME_KEYS, config_to_load, is_portable
 from mtl.files.records import flatten
 from mtl.pipeline.run import run
 from mtl.use.prune import prune_run
@@ -137,7 +137,7 @@ def test_no_text_of_a_stranger_names_a_file_a_server_or_a_class(whole: Path, tmp
     """Whatever stands in the sections from which nothing is built, and in further options and objects there."""
     config, expected = read(whole)["config"], resume_small(whole, tmp_path / "new")
     for key, value in flatten({name: config[name] for name in ("callbacks", "logger", "trainer", "paths")}).items():
-        if isinstance(value, str | None) and key.rpartition(".")[2] not in (*NAMES, "progress"):  # null: no bar
+        if isinstance(value, str | None) and key.rpartition(".")[2] not in (*NAME_KEYS, "progress"):  # null: no bar
             config = changed(config, key, "/elsewhere")
     for section in ("callbacks", "logger", "callbacks.best", "trainer"):
         config = changed(config, f"{section}.more", {"_target_": "logging.FileHandler", "filename": "/elsewhere"})

@@ -104,7 +104,7 @@ def test_resamples_of_large_files_are_scaled(monkeypatch: pytest.MonkeyPatch) ->
     task, draw = TaskSpec("y", "regression"), np.random.default_rng(0)
     label, noise = draw.normal(size=5000), draw.normal(size=(2, 5000))
     pair = [LabeledPredictions(torch.tensor(label + each), torch.tensor(label)) for each in noise]
-    monkeypatch.setattr("mtl.use.compare.MOST", 500)
+    monkeypatch.setattr("mtl.use.compare.MAX_RESAMPLE_ROWS", 500)
     _, difference = _compared(task, "mae", pair, 1000, draw)
     change = np.abs(noise[1]) - np.abs(noise[0])
     assert difference.sem == pytest.approx(change.std() / np.sqrt(5000), rel=0.1)
