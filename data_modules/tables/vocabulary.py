@@ -39,7 +39,7 @@ class Vocabulary:
     """The categories of the training rows, with ids from 1.
 
     Id 0 is for all others: unknown ones, those with fewer than ``min_count`` training rows, and those beyond the
-    ``max_categories`` most frequent. A cell that is spelled like no category has the id of the only one that stands
+    ``max_size`` most frequent. A cell that is spelled like no category has the id of the only one that stands
     for the same number, date or boolean, if there is one: pandas reads the hours 00 to 23 as whole numbers.
     """
 
