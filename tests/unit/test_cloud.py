@@ -163,8 +163,9 @@ def test_address_on_the_command_line_needs_no_quotes_of_its_own() -> None:
 
 
 def test_share_from_python_passes_the_address_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given: list[str] = []
-    monkeypatch.setattr("mtl.python.share.run", lambda words: given.extend(words) or {})
+    passed: list[str] = []
+    monkeypatch.setattr("mtl.sharing.command.share", lambda cfg, run_overrides: None)
+    monkeypatch.setattr("mtl.sharing.page.write", lambda comparison, overrides: passed.extend(overrides) or {})
     mtl.share("s3://visits/day=*/*.csv", TASKS, folder=tmp_path)
-    [path] = [word for word in read_line(given).overrides if word.startswith("data.path=")]
+    [path] = [override for override in read_line(passed).overrides if override.startswith("data.path=")]
     assert path == "data.path='s3://visits/day=*/*.csv'"
