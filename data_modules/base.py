@@ -14,7 +14,7 @@ from torch import Tensor
 from mtl.checks import require
 from mtl.nn.seeds import make_generator
 from mtl.options import LargeCount, RunSeed, validated
-from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
+from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, has_label
 
 from .constant_predictions import with_constants
 from .feeding import Batches, BatchPlan, Position, RowsDataset, RowsLoader, RowsSampler
@@ -28,7 +28,7 @@ SAMPLE_ROWS = 20_000  # training rows whose labels give the constants, of rows t
 
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
     """Raise InputError, which names the tasks, if some ``tasks`` have no label among the training ``targets``."""
-    silent = [task.name for task in tasks if not bool(labelled(task, targets[task.name]).any())]
+    silent = [task.name for task in tasks if not bool(has_label(task, targets[task.name]).any())]
     require(not silent, f"no training row has a label of {', '.join(silent)}: give labels, or leave these tasks out")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from mtl.types import DataSpec, TaskSpec, labelled
+from mtl.types import DataSpec, TaskSpec, has_label
 
 
 def with_constants(spec: DataSpec, targets: Mapping[str, Tensor]) -> DataSpec:
@@ -27,7 +27,7 @@ def fit_constant(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
     mean in standard units, or, for an absolute or quantile loss, the quantiles. Empty if there is none: without labels,
     and for a Poisson loss if all are 0.
     """
-    labels = target[labelled(task, target)]
+    labels = target[has_label(task, target)]
     if not len(labels):
         return ()
     if task.kind != "regression":
@@ -35,6 +35,6 @@ def fit_constant(task: TaskSpec, target: Tensor) -> tuple[float, ...]:
         logs = (counts / counts.sum()).log().tolist()
         return tuple(logs) if task.kind == "multiclass" else (logs[1] - logs[0],)
     if task.loss == "poisson":  # whose labels may be 0
-        return (float(task.standardized(labels.double().mean())),) if labels.any() else ()
-    values, levels = task.standardized(labels).numpy(), task.quantiles or ((0.5,) if task.loss == "mae" else ())
+        return (float(task.standardize(labels.double().mean())),) if labels.any() else ()
+    values, levels = task.standardize(labels).numpy(), task.quantiles or ((0.5,) if task.loss == "mae" else ())
     return tuple(np.quantile(values, levels).tolist()) if levels else (float(values.mean()),)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mtl.checks import format_value, join_names, require
 from mtl.nn.seeds import make_generator
 from mtl.options import FilePath, LargeCount, Name, Names, validated
-from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
+from mtl.types import RANKING, Batch, DataSpec, TaskSpec, has_label, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
@@ -340,7 +340,7 @@ class TableDataModule(TensorDataModule):
         batch = concat_batches([self._batch(frame, tasks, file, grouped) for frame, file in frames])
         for task in tasks if batch.weights else ():
             weights = batch.weights[task.name]
-            labelled_weights = weights[labelled(task, batch.targets[task.name])]
+            labelled_weights = weights[has_label(task, batch.targets[task.name])]
             mean = float(labelled_weights.mean()) if len(labelled_weights) else 1.0
             column = self._weight_columns_by_task()[task.name]
             location = f"{rows.source.location}, column {column!r}"

@@ -37,7 +37,7 @@ class Objective:
 
     @property
     def is_log(self) -> bool:
-        """Whether the network predicts logarithms, which ``TaskSpec.in_units`` turns into values."""
+        """Whether the network predicts logarithms, which ``TaskSpec.unstandardize`` turns into values."""
         return self.transform == "log" or self.loss == "poisson"
 
     @property

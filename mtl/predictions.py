@@ -18,7 +18,7 @@ from mtl.types import TaskSpec
 DIGITS = 17  # binary digits in which two predictions differ: about five decimal ones
 
 
-def in_units(task: TaskSpec, output: Tensor) -> Tensor:
+def to_predictions(task: TaskSpec, output: Tensor) -> Tensor:
     """Convert the network's ``output`` for ``task`` to probabilities or to the units of the labels.
 
     The logits ``[B]`` of a binary task become probabilities of the positive class, the logits ``[B, C]`` of a
@@ -31,20 +31,20 @@ def in_units(task: TaskSpec, output: Tensor) -> Tensor:
     6.3). Metrics compare predictions without it, since validation and test rows are sampled as the training rows are.
     """
     if task.kind == "binary":
-        logit = task.calibrated(output.float())
+        logit = task.calibrate(output.float())
         return (logit if task.sampling_rate == 1 else logit + math.log(task.sampling_rate)).sigmoid()
     if task.kind == "multiclass":
-        return task.calibrated(output.float()).softmax(-1)
-    return task.in_units(output) if task.kind == "regression" else output.float()
+        return task.calibrate(output.float()).softmax(-1)
+    return task.unstandardize(output) if task.kind == "regression" else output.float()
 
 
 def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``in_units`` of the network's ``outputs`` by task.
+    """Return ``to_predictions`` of the network's ``outputs`` by task.
 
     A task after another has two entries: under its name its probability, the product over its chain, and under
     ``conditional(task)`` the probability given the task before it.
     """
-    values = {name: in_units(tasks[name], output) for name, output in outputs.items()}
+    values = {name: to_predictions(tasks[name], output) for name, output in outputs.items()}
     postprocessed: dict[str, Tensor] = {}
     for name, value in values.items():
         if tasks[name].after is None:
@@ -117,7 +117,7 @@ def task_summary(task: TaskSpec) -> dict[str, Any]:
 
 
 def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
-    """Return the columns of a table of predictions, by name; ``values`` are the result of ``in_units`` on the CPU.
+    """Return the columns of a table of predictions, by name; ``values``: of ``to_predictions``, on the CPU.
 
     A binary task has TASK_class and TASK_probability (of the positive class), a multiclass task TASK_class and
     TASK_probability_CLASS for each class, and a regression TASK_prediction, or TASK_quantile_Q for each quantile, such
@@ -154,7 +154,7 @@ def main_column(task: TaskSpec) -> str:
 
 
 def main_number(task: TaskSpec, values: Tensor) -> Tensor:
-    """Return a number for each row ``[N]`` of the result of ``in_units``: that of ``main_column``.
+    """Return a number for each row ``[N]`` of the result of ``to_predictions``: that of ``main_column``.
 
     It is the value of a regression, the probability of yes, or the number of the class.
     """
@@ -192,6 +192,6 @@ def bin_counts(numbers: Any, edges: Sequence[float]) -> list[int]:
 
 
 def empty(task: TaskSpec) -> Tensor:
-    """Return the result of ``in_units`` for 0 rows."""
+    """Return the result of ``to_predictions`` for 0 rows."""
     rows = torch.zeros(0, dtype=torch.float64 if task.kind == "regression" else torch.float32)
     return rows if task.outputs == 1 else rows[:, None].expand(0, task.outputs)

@@ -59,7 +59,7 @@ class LabelRules(StrictModel):
     labelled training rows. ``class_weights`` multiply the losses of the rows of the named classes; "balanced" means
     N / (C * N_c) for a class with N_c of the N labelled training rows and C classes. Metrics ignore these weights.
     ``sampling_rate``: the fraction of the negatives of a binary task that is left in the table; predictions are those
-    for all rows, see ``mtl.predictions.in_units``.
+    for all rows, see ``mtl.predictions.to_predictions``.
 
     ``loss`` and the options below it: see ``mtl.objectives.Objective``. With ``transform="log"``, mean and standard
     deviation are those of the logarithms; a Poisson loss standardizes by the mean label.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtl.table_models.base import Constant, TableModel, Tensors, join_columns
-from mtl.types import Categorical, Numeric, TaskSpec, labelled
+from mtl.types import Categorical, Numeric, TaskSpec, has_label
 
 TREES = 100  # for each output, at most
 EARLY_STOPPING_ROUNDS = (
@@ -32,7 +32,7 @@ class LightGBM(TableModel):
         self.ids, self.boosters = {}, {}
         ids, numbers = join_columns(self.columns, inputs)
         for task in self.tasks:
-            mask = labelled(task, targets[task.name])
+            mask = has_label(task, targets[task.name])
             weight = weights[task.name][mask].numpy() if weights else None
             if mask.any():
                 self._grow(task, ids[mask], numbers[mask], targets[task.name][mask], weight)
@@ -65,7 +65,7 @@ class LightGBM(TableModel):
         common = {"verbosity": -1, "num_threads": torch.get_num_threads()}
         common |= {"deterministic": True, "force_row_wise": True}
         if task.kind == "regression":  # of a Poisson loss, the rate in units of the mean
-            y = y / np.exp(task.mean) if task.loss == "poisson" else task.standardized(y)
+            y = y / np.exp(task.mean) if task.loss == "poisson" else task.standardize(y)
             options: dict[str, Any] = {"objective": OBJECTIVES.get(task.loss or "", "regression")}
         else:
             options = {"objective": task.kind} | ({"num_class": task.num_classes} if task.num_classes > 1 else {})

@@ -131,7 +131,7 @@ def conformal_scores(task: TaskSpec, output: Tensor, label: Tensor) -> Calibrati
     interval then holds the label of a new row with at least this probability, if new rows are like those of the
     validation. Each row counts once, whatever its weight, as in metrics.
     """
-    low, high = outermost(task, task.in_units(output))
+    low, high = outermost(task, task.unstandardize(output))
     label, count = label.double().log() if task.transform else label.double(), len(label)
     scores = torch.maximum(low - label, label - high).sort().values.tolist()
     ranks = [-(-(count + 1) * step // STEPS) for step in range(1, STEPS)]  # rounded up

@@ -58,7 +58,7 @@ class Distillation:
         task, teacher_task = self.tasks[name], self.teacher_tasks[name]
         if (task.mean, task.std) == (teacher_task.mean, teacher_task.std):
             return prediction
-        return task.standardized(teacher_task.in_units(prediction)).to(at_least_float32(prediction).dtype)
+        return task.standardize(teacher_task.unstandardize(prediction)).to(at_least_float32(prediction).dtype)
 
 
 def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:

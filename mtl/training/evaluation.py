@@ -19,7 +19,7 @@ from mtl.training.epoch import LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import pinball, task_loss_sums
 from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
-from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, labelled, metric_family
+from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, has_label, metric_family
 
 Columns = dict[str, Tensor]  # [N, ...] each
 
@@ -62,7 +62,7 @@ class Evaluation(KeepsBufferPrecision):
             predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
             row_ids, groups = (None if value is None else value.cpu() for value in (row_ids, groups))
         outputs = predictions
-        predictions = {name: self.tasks[name].calibrated(value) for name, value in predictions.items()}
+        predictions = {name: self.tasks[name].calibrate(value) for name, value in predictions.items()}
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*task_loss_sums(self.tasks, predictions, targets, weights))
         self._gathered = None
@@ -206,7 +206,7 @@ def as_compared(task: TaskSpec, prediction: Tensor) -> Tensor:
     prediction = at_least_float32(prediction)
     if task.kind == "binary":
         return prediction.double().sigmoid()  # in float32, all sigmoids of logits above 17 are 1
-    return task.single(task.in_units(prediction))
+    return task.point_prediction(task.unstandardize(prediction))
 
 
 def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,7 +229,7 @@ def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor
 
 def _labelled_rows(task: TaskSpec, columns: Columns) -> Columns:
     """Return the columns of ``LabeledPredictions``: the rows that have a label, predictions as metrics compare them."""
-    mask = labelled(task, columns["label"])
+    mask = has_label(task, columns["label"])
     columns = {name: value[mask] for name, value in columns.items()}
     prediction, label = as_compared(task, columns["prediction"]), columns["label"]
     if task.kind != "regression":
@@ -237,7 +237,8 @@ def _labelled_rows(task: TaskSpec, columns: Columns) -> Columns:
     label = label.double()
     rows = columns | {"prediction": prediction, "label": label}
     if task.quantiles:
-        several = task.in_units(at_least_float32(columns["prediction"])).reshape(-1, task.outputs)  # [N, Q], ascending
+        quantiles = task.unstandardize(at_least_float32(columns["prediction"]))
+        several = quantiles.reshape(-1, task.outputs)  # [N, Q], ascending
         above = (several[:, 0] <= label) | (task.outputs == 1)
         rows |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
     return rows

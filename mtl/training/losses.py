@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.nn.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, labelled, standardize
+from mtl.types import MISSING_CLASS, TaskSpec, has_label, standardize
 
 
 def task_loss_sums(
@@ -52,7 +52,7 @@ def task_loss_sums(
         else:
             compute = _quantile_losses if specs[0].quantiles else _class_losses
             losses = compute(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
-            mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
+            mask = has_label(specs[0], targets[members[0]])[None]  # [1, B]
         if weights:
             losses = losses * torch.stack([weights[name] for name in members]).to(losses.dtype)
         names += members

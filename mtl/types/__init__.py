@@ -7,7 +7,7 @@ from mtl.types.batch import Batch
 from mtl.types.inputs import ROW, Bag, Categorical, Image, InputSpec, Numeric, RowEncoder, Tokens
 from mtl.types.metrics import KINDS, METRICS, RANKING, TOP, TaskKind, check_metrics, metric_family
 from mtl.types.outputs import Exportable, NetworkOutput, OwnsTaskParameters, Prunable, Routing, sum_losses
-from mtl.types.tasks import MISSING_CLASS, DataSpec, Scorer, TaskSpec, labelled, standardize
+from mtl.types.tasks import MISSING_CLASS, DataSpec, Scorer, TaskSpec, has_label, standardize
 
 __all__ = [
     "KINDS",
@@ -34,7 +34,7 @@ __all__ = [
     "TaskSpec",
     "Tokens",
     "check_metrics",
-    "labelled",
+    "has_label",
     "metric_family",
     "standardize",
     "sum_losses",

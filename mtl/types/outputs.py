@@ -36,7 +36,7 @@ class NetworkOutput:
     """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value), ``[B, C]`` (class logits) or,
     with ``C = TaskSpec.outputs`` above 1, ``[B, C]`` (quantiles).
 
-    The values of a regression are in standard units, see ``TaskSpec.in_units``. The predictions of a span task are
+    The values of a regression are in standard units, see ``TaskSpec.unstandardize``. The predictions of a span task are
     ``[B, S, 2]``: the logits of each token to be the first and the last token of the answer; padding has the lowest
     value of the dtype.
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that

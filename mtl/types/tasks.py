@@ -51,12 +51,12 @@ class TaskSpec(Objective):
     ``classes``: the names of the classes, for a binary task (negative, positive); empty if they have none.
 
     A network predicts a regression in standard units: the loss compares its output with (target - mean) / std, with the
-    logarithm of the target if ``is_log``. Targets and metrics are in the task's own units (see ``in_units``) and in
-    float64, since float32 has too few digits for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of
-    the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of each class
-    of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a click. The
-    network then predicts the probability given that task, see ``mtl.chains``. ``sampling_rate``: the share of the
-    negatives of a binary task that are among the rows, see ``mtl.predictions.in_units``.
+    logarithm of the target if ``is_log``. Targets and metrics are in the units of the labels (see ``unstandardize``)
+    and in float64, since float32 has too few digits for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the
+    losses of the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of
+    each class of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a
+    click. The network then predicts the probability given that task, see ``mtl.chains``. ``sampling_rate``: the share
+    of the negatives of a binary task that are among the rows, see ``mtl.predictions.to_predictions``.
 
     ``constant [outputs]``: what a network would output to predict the same for each row, such as the shares of the
     classes or the mean of the labels of the training rows; empty if unknown. Tests compare a network with it.
@@ -116,7 +116,7 @@ class TaskSpec(Objective):
         """How many numbers a network predicts for a row."""
         return max(self.num_classes, len(self.quantiles))
 
-    def in_units(self, prediction: Tensor) -> Tensor:
+    def unstandardize(self, prediction: Tensor) -> Tensor:
         """Return the predictions of a regression in the units of its targets, float64, from a network's output.
 
         Several quantiles ``[B, Q]`` are sorted, so that they never cross (Chernozhukov et al. 2010).
@@ -127,16 +127,16 @@ class TaskSpec(Objective):
         values = (values if self.outputs == 1 else values.sort(-1).values) * std + mean
         return values.exp() if self.is_log else values
 
-    def standardized(self, values: Tensor) -> Tensor:
+    def standardize(self, values: Tensor) -> Tensor:
         """Convert ``values`` from the units of a regression's targets to standard units, float64."""
         return standardize(float64_if_supported(values), self.mean, self.std, self.is_log)
 
-    def calibrated(self, logits: Tensor) -> Tensor:
+    def calibrate(self, logits: Tensor) -> Tensor:
         """Return the calibrated logits of a task with classes; other outputs are returned as they are."""
         has_logits = self.kind in ("binary", "multiclass")
         return logits if self.calibration is None or not has_logits else self.calibration.apply(logits)
 
-    def margin(self, level: float) -> float:
+    def interval_margin(self, level: float) -> float:
         """Return what widens intervals of a regression to a ``level``. Raises InputError if the rows were too few."""
         scores, step = self.calibration.scores if self.calibration else (), math.ceil(level * STEPS - 1e-9)
         most = f"levels up to {len(scores) / STEPS:g}" if scores else "no interval"
@@ -144,7 +144,7 @@ class TaskSpec(Objective):
         require(step <= len(scores), few)
         return scores[step - 1]
 
-    def single(self, prediction: Tensor) -> Tensor:
+    def point_prediction(self, prediction: Tensor) -> Tensor:
         """Return one prediction ``[B]`` for each row of a regression; of quantiles ``[B, Q]`` the middle one."""
         return prediction if self.outputs == 1 else prediction.sort(-1).values[:, self.middle]
 
@@ -156,7 +156,7 @@ def standardize(values: Tensor, mean: Tensor | float | None, std: Tensor | float
     return values if std is None else values / std
 
 
-def labelled(task: TaskSpec, target: Tensor) -> Tensor:
+def has_label(task: TaskSpec, target: Tensor) -> Tensor:
     """Return which rows of ``target [B]`` (span task: ``[B, 2]``) have a label, as bool ``[B]``."""
     if task.kind == "span":
         return target[:, 0] != MISSING_CLASS

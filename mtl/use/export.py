@@ -76,7 +76,7 @@ def difference(model: TrainedModel, actual: Mapping[str, Tensor], expected: Mapp
     tasks = {task.name: task for task in model.spec.tasks}
 
     def standard(name: str, value: Tensor) -> Tensor:
-        return tasks[name].standardized(value) if name in tasks else value
+        return tasks[name].standardize(value) if name in tasks else value
 
     return max(float((standard(name, actual[name]) - standard(name, expected[name])).abs().max()) for name in expected)
 
@@ -96,7 +96,7 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
         outputs[task.name] = {**task_summary(task), "meaning": MEANINGS[kind]}
         if task.kind == "regression" and task.calibration:
             levels = [level for level in LEVELS if level <= len(task.calibration.scores) / STEPS]
-            margins = {f"{level:g}": task.margin(level) for level in levels}
+            margins = {f"{level:g}": task.interval_margin(level) for level in levels}
             outputs[task.name]["interval"] = {"add": WIDENED + " of the logarithms" * bool(task.transform), **margins}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}

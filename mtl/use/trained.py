@@ -233,10 +233,10 @@ class TrainedModel:
         return content | {"baselines": {model: {**values} for model, values in self.baselines.items()}}
 
     def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
-        """Return ``TaskSpec.margin`` of the regressions among ``tasks``. Raises InputError."""
+        """Return ``TaskSpec.interval_margin`` of the regressions among ``tasks``. Raises InputError."""
         level, numbers = valid(OpenFraction, level, "interval"), [task for task in tasks if task.kind == "regression"]
         require(bool(numbers), f"interval={level:g}: none of the tasks is a regression, so there are no intervals")
-        return {task.name: task.margin(level) for task in numbers}
+        return {task.name: task.interval_margin(level) for task in numbers}
 
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
         """Return the named tasks, in the order of the network; None means all. Raises InputError."""

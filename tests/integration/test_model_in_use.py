@@ -96,7 +96,7 @@ def test_model_needs_its_checkpoint_alone(trained: Path, tmp_path: Path) -> None
     minutes = model.spec.tasks[1]
     assert minutes.std > 1
     torch.testing.assert_close(torch.tensor(found["click_probability"].to_list()), raw["click"].sigmoid())
-    torch.testing.assert_close(found["minutes_prediction"].to_torch(), minutes.in_units(raw["minutes"]))
+    torch.testing.assert_close(found["minutes_prediction"].to_torch(), minutes.unstandardize(raw["minutes"]))
     names = [f"genre_probability_{name}" for name in ("jazz", "pop", "rock")]
     torch.testing.assert_close(torch.from_numpy(found.select(names).to_numpy(writable=True)), raw["genre"].softmax(-1))
     assert found["click_class"].to_list() == ["yes" if value > 0 else "no" for value in raw["click"].tolist()]

@@ -96,7 +96,7 @@ def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
         for part in torch.arange(ROWS).split(150):
             evaluation.update({"number": predicted[part]}, {"number": rows.targets["number"][part]})
         labelled = ~rows.targets["number"].isnan()
-        losses.append((NUMBER.in_units(predicted) - rows.targets["number"])[labelled].square().numpy())
+        losses.append((NUMBER.unstandardize(predicted) - rows.targets["number"])[labelled].square().numpy())
     metric = evaluations[0].main_metrics()["number"]
     assert metric == "mse"
     expected = (losses[0] - losses[1]).std(ddof=1) / np.sqrt(len(losses[0]))
@@ -152,7 +152,7 @@ def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -
     weights = {"number": (torch.arange(ROWS) % 2 == 0).double() * 2}
     [task] = [task for task in spec.tasks if task.name == "number"]
     found = fit(model, replace(spec, tasks=[task]), Batch(rows.inputs, wrong, weights)).predict(rows.inputs)
-    assert float(task.in_units(found["number"]).max()) < 10
+    assert float(task.unstandardize(found["number"]).max()) < 10
 
 
 @pytest.mark.parametrize("model", [Linear, LightGBM])

@@ -26,7 +26,7 @@ from mtl.cli.use import predict as predict_command
 from mtl.files.records import read_json
 from mtl.nn.calibration import Calibration
 from mtl.pipeline.run import run
-from mtl.predictions import in_units, interval
+from mtl.predictions import interval, to_predictions
 from mtl.runs.predictions_file import read_predictions
 from mtl.training.calibrating import conformal_scores, fit_calibration, isotonic, platt, temperature
 from mtl.types import NetworkOutput, TaskSpec
@@ -206,11 +206,12 @@ def test_intervals_cover_new_rows_at_their_level(kind: str) -> None:
         output = 0.8 * x[:, None] + torch.linspace(-0.1, 0.1, task.outputs) if task.quantiles else 0.8 * x[:, None]
         output = output if task.outputs > 1 else output[:, 0]
         noise = (1 + x.abs()) * torch.randn(299, generator=draw)
-        y = task.in_units(x + noise) if task.outputs == 1 else task.in_units((x + noise)[:, None].expand(-1, 3))[:, 0]
+        standard = x + noise if task.outputs == 1 else (x + noise)[:, None].expand(-1, 3)
+        y = task.unstandardize(standard).reshape(299, -1)[:, 0]
         if kind == "poisson":
             y = torch.poisson(y.clamp(max=50), generator=draw)
         known = replace(task, calibration=conformal_scores(task, output[:99], y[:99]))
-        low, high = interval(known, task.in_units(output[99:]), known.margin(0.9))
+        low, high = interval(known, task.unstandardize(output[99:]), known.interval_margin(0.9))
         covered.append(float(((low <= y[99:]) & (y[99:] <= high)).double().mean()))
         assert bool((low <= high).all())
     error = np.std(covered) / np.sqrt(len(covered))
@@ -223,12 +224,12 @@ def test_the_rank_of_a_level_is_exact() -> None:
     found = conformal_scores(task, torch.zeros(20), torch.arange(1.0, 21).flip(0))
     known = replace(task, calibration=found)
     for level in (0.05, 0.5, 0.9, 0.95):
-        assert known.margin(level) == np.ceil(np.round(21 * level, 9))
-    assert known.margin(0.9519) == 20  # as 0.952: its interval may be wider, never narrower
+        assert known.interval_margin(level) == np.ceil(np.round(21 * level, 9))
+    assert known.interval_margin(0.9519) == 20  # as 0.952: its interval may be wider, never narrower
     with pytest.raises(InputError, match=r"interval=0\.96: the labelled .* of task 'y' .* for levels up to 0\.952$"):
-        known.margin(0.96)
+        known.interval_margin(0.96)
     with pytest.raises(InputError, match="rows of task 'y' are enough for no interval"):
-        task.margin(0.5)
+        task.interval_margin(0.5)
     assert len(conformal_scores(task, torch.zeros(5000), torch.randn(5000)).scores) == 999
 
 
@@ -418,7 +419,7 @@ def test_a_sampling_rate_that_means_nothing_is_refused(options: dict[str, Any], 
 
 def test_a_sampled_logit_of_any_size_is_finite() -> None:
     task = replace(BINARY, sampling_rate=1e-6)
-    assert in_units(task, torch.tensor([-200.0, 0.0, 200.0])).tolist() == pytest.approx([0, 1e-6 / (1 + 1e-6), 1])
+    assert to_predictions(task, torch.tensor([-200.0, 0.0, 200.0])).tolist() == pytest.approx([0, 1e-6 / (1 + 1e-6), 1])
 
 
 def test_predict_writes_intervals(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtl.objectives import LOSSES
-from mtl.predictions import columns, in_units
+from mtl.predictions import columns, to_predictions
 from mtl.training.distillation import prediction_losses
 from mtl.training.epoch import LossMeter
 from mtl.training.evaluation import Evaluation
@@ -35,7 +35,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], float]] = {
 
 def predicted(task: TaskSpec) -> torch.Tensor:
     """Return what a network would predict for VALUES, with gradients."""
-    standard = task.standardized(torch.tensor(VALUES))
+    standard = task.standardize(torch.tensor(VALUES))
     return (standard if task.outputs == 1 else standard[:, None].repeat(1, task.outputs)).requires_grad_()
 
 
@@ -143,7 +143,7 @@ def test_tasks_of_many_losses_at_once_equal_one_at_a_time() -> None:
 
 def test_quantiles_are_columns_that_do_not_cross() -> None:
     task = TaskSpec("price", "regression", mean=1.0, std=2.0, **QUANTILES)
-    values = in_units(task, torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]]))
+    values = to_predictions(task, torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]]))
     found = {name: column.to_list() for name, column in columns(task, values).items()}
     assert found == {f"price_quantile_{q}": [v, v] for q, v in ((0.1, 1.0), (0.5, 3.0), (0.9, 5.0))}
     [name] = columns(TaskSpec("price", "regression", loss="quantile", quantiles=(0.95,)), torch.zeros(2))

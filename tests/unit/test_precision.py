@@ -125,8 +125,8 @@ def test_the_loss_is_in_standard_units_and_metrics_are_in_those_of_the_task() ->
     found = evaluation.compute()
     assert found["price/loss"] == pytest.approx(1.25 / 3)
     assert found["price/mse"] == pytest.approx((250**2 + 125**2) / 3)
-    assert PRICE.in_units(OUTPUT).tolist() == [1000, 1250, 500, 1125]
-    torch.testing.assert_close(PRICE.standardized(PRICE.in_units(OUTPUT)), OUTPUT.double())
+    assert PRICE.unstandardize(OUTPUT).tolist() == [1000, 1250, 500, 1125]
+    torch.testing.assert_close(PRICE.standardize(PRICE.unstandardize(OUTPUT)), OUTPUT.double())
 
 
 def test_large_units_do_not_overflow_in_half_precision() -> None:

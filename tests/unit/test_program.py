@@ -23,7 +23,7 @@ from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.networks.routed import RoutedNetwork
 from mtl.networks.stem import STEM
-from mtl.predictions import in_units
+from mtl.predictions import to_predictions
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 from mtl.use.program import Readable, export, exportable, random_inputs, save, save_onnx
 from tests.gate_cases import CASES, IDS, GateCase
@@ -95,8 +95,8 @@ def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs:
         some = {name: v[:rows, :length] if name in TEXTS.inputs else v[:rows] for name, v in inputs.items()}
         found, raw = program(some), network(some).predictions
         for task in network.tasks:
-            pair = found[task.name], in_units(task, raw[task.name])
-            pair = tuple(map(task.standardized, pair)) if task.kind == "regression" else pair
+            pair = found[task.name], to_predictions(task, raw[task.name])
+            pair = tuple(map(task.standardize, pair)) if task.kind == "regression" else pair
             torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
 
 
