@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import polars as pl
+import scipy  # imports its parts at their first use
 import torch
 from torch import Tensor
 
@@ -118,21 +120,15 @@ def grouped_auroc(rows: LabeledPredictions) -> Tensor:
     A group is a user, say, and its rows are the impressions. Groups whose labels are all equal, and rows with a
     negative group number, are left out; the metric is undefined if none is left.
     """
-    in_group = rows.groups >= 0
-    label = rows.label[in_group].double()
-    if not len(label):
-        return UNDEFINED
-    group = rows.groups[in_group].unique(return_inverse=True)[1]  # [N], numbered from 0
-    sizes = group.bincount().double()  # [G]
-    pairs = torch.stack([group.double(), rows.prediction[in_group].double()], 1)
-    _, index, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)  # by group, then by prediction
-    rank = (counts.cumsum(0) - (counts - 1) / 2)[index] - (sizes.cumsum(0) - sizes)[group]  # equal ones share the mean
-    none = torch.zeros_like(sizes)
-    positives = none.index_add(0, group, label)
-    pairs_won = none.index_add(0, group, label * rank) - positives * (positives + 1) / 2
-    both = (positives > 0) & (positives < sizes)
-    values = pairs_won / (positives * (sizes - positives))
-    return (values * sizes)[both].sum() / sizes[both].sum()
+    columns = {"group": rows.groups, "label": rows.label.double(), "prediction": rows.prediction}
+    table = pl.DataFrame({name: column.numpy() for name, column in columns.items()}).filter(pl.col("group") >= 0)
+    table = table.with_columns(rank=pl.col("prediction").rank("average").over("group"))
+    size, positives, rank_sum = pl.len().alias("size"), pl.sum("label"), pl.col("label").dot("rank").alias("rank_sum")
+    groups = table.group_by("group", maintain_order=True).agg(size, positives, rank_sum)
+    size, positives = pl.col("size"), pl.col("label")
+    auroc = (pl.col("rank_sum") - positives * (positives + 1) / 2) / (positives * (size - positives))
+    groups = groups.filter(positives.is_between(0, size, closed="none"))  # that have both labels
+    return torch.tensor(groups.select((auroc * size).sum() / size.sum()).item(), dtype=torch.float64)
 
 
 def f1(predicted: Tensor, label: Tensor) -> Tensor:
@@ -169,9 +165,7 @@ def pearson(x: Tensor, y: Tensor) -> Tensor:
 
 def ranks(values: Tensor) -> Tensor:
     """Return the ranks ``[N]`` of ``values [N]``, from 1; equal values share the mean of their ranks."""
-    _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    mean: Tensor = counts.cumsum(0) - (counts - 1) / 2
-    return mean[index].to(values.dtype)
+    return torch.from_numpy(scipy.stats.rankdata(values)).to(values.dtype)
 
 
 def mean_squared_error(rows: LabeledPredictions) -> Tensor:
