@@ -82,9 +82,8 @@ def write(
     if page:
         page = page if page.suffix == ".md" else page / f"{paper.name}.md"
         claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
-        exported = [
-            name for name in dict.fromkeys((*CSV_COLUMNS, *paper.file.columns, *claimed)) if name in table.columns
-        ]
+        columns = dict.fromkeys((*CSV_COLUMNS, *paper.file.columns, *claimed))
+        exported = [name for name in columns if name in table.columns]
         ended = table.filter(pl.col("state") != UNFINISHED).select(exported) if exported else table
         text = ended.select(column for column in ended if column.null_count() < len(ended)).write_csv()
         write_text(page.with_suffix(".csv"), text)

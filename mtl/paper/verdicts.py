@@ -28,7 +28,7 @@ from mtl.report.trials import both_known, budget, required_trials, resampled
 
 BINARY = 0.99  # the fraction of one-hot selectors from which on a method has selected experts
 RESAMPLES = 2000  # of the trials of a search
-MAX_SEEDS_SPELLED_OUT = 1000  # a larger number of seeds is not spelled out
+MAX_SEEDS = 1000  # a larger number of seeds is not spelled out
 TrialValues = Sequence[tuple[Value, Value]]  # of each trial: the validation value, that of the claim's column
 
 
@@ -85,11 +85,7 @@ def judge(
 def required_seeds(mean: float, std: float, overlap: float = 0.0) -> str:
     """Say how many seeds would make the mean difference significant with the probability ``POWER``."""
     needed = required_runs(mean, std, 1, overlap) if mean else math.inf
-    count = (
-        f"about {max(needed, MIN_RUNS):,}"
-        if needed <= MAX_SEEDS_SPELLED_OUT
-        else f"more than {MAX_SEEDS_SPELLED_OUT:,}"
-    )
+    count = f"about {max(needed, MIN_RUNS):,}" if needed <= MAX_SEEDS else f"more than {MAX_SEEDS:,}"
     return f"{count} seeds would decide"
 
 

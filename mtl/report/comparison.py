@@ -23,11 +23,11 @@ from mtl.report.statistics import (
     percent_gain,
     summarise,
 )
+from mtl.runs.results import MOST_TASKS
 from mtl.training.measurements import Key
 
 Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``ComparisonTable.table``
 LOSS, AVERAGES, DELTA_M = "test/loss", ("test/average", "test/small_average"), f"test/{DELTA}"  # columns
-MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
 SPLITS = (
     "Each data.seed is a random split of the same rows: errors and intervals have Nadeau and Bengio's correction "
     "(2003) for training rows in common."

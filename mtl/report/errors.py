@@ -28,8 +28,8 @@ from mtl.types import KINDS, TaskSpec
 
 _SIZE = (4.2, 3.5)  # inches: about 400 pixels
 _GROUPS = 10  # points of a reliability diagram
-_MOST_CLASSES = 20  # rows of a confusion matrix
-_MOST_POINTS = 2000  # of a picture
+_MAX_CLASSES = 20  # rows of a confusion matrix
+_MAX_POINTS = 2000  # of a picture
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_CLASS_CHARS = 14  # characters of a class at an axis
 Predictions = tuple[TaskSpec, LabeledPredictions]
@@ -111,9 +111,9 @@ def _confusion(task: TaskSpec, rows: LabeledPredictions) -> Picture:
     """Draw the counts of each pair of label and prediction; colours are shares of the rows of a label."""
     classes = class_names(task)
     place, names = torch.arange(len(classes)), classes
-    if len(classes) > _MOST_CLASSES:
+    if len(classes) > _MAX_CLASSES:
         often = rows.label.bincount(minlength=len(classes)).argsort(descending=True, stable=True)
-        kept = often[: _MOST_CLASSES - 1].sort().values
+        kept = often[: _MAX_CLASSES - 1].sort().values
         place = torch.full((len(classes),), len(kept))
         place[kept] = torch.arange(len(kept))
         names = [*(classes[index] for index in kept.tolist()), f"{len(classes) - len(kept)} others"]
@@ -125,9 +125,8 @@ def _confusion(task: TaskSpec, rows: LabeledPredictions) -> Picture:
     for row, column in np.ndindex(*counts.shape):
         ink = "black" if shares[row, column] < 0.6 else "white"
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=7, color=ink)
-    short = [
-        escape_mathtext(name if len(name) <= _MAX_CLASS_CHARS else f"{name[: _MAX_CLASS_CHARS - 1]}…") for name in names
-    ]
+    short = [name if len(name) <= _MAX_CLASS_CHARS else f"{name[: _MAX_CLASS_CHARS - 1]}…" for name in names]
+    short = [escape_mathtext(name) for name in short]
     axes.set_xticks(range(len(names)), short, rotation=90 if max(map(len, short)) > 2 else 0, fontsize=8)
     axes.set_yticks(range(len(names)), short, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the rows of a label")
@@ -157,7 +156,7 @@ def _axes(across: str, up: str, title: str, size: float = 0.0) -> tuple[Figure, 
 
 
 def _thin(values: Tensor) -> Any:
-    """Return at most ``_MOST_POINTS`` of the values, at equal distances, with the first and the last one."""
-    if len(values) <= _MOST_POINTS:
+    """Return at most ``_MAX_POINTS`` of the values, at equal distances, with the first and the last one."""
+    if len(values) <= _MAX_POINTS:
         return values.double().numpy()
-    return values[torch.linspace(0, len(values) - 1, _MOST_POINTS).long()].double().numpy()
+    return values[torch.linspace(0, len(values) - 1, _MAX_POINTS).long()].double().numpy()

@@ -21,11 +21,11 @@ from mtl.table_models import MAX_ROWS
 from mtl.training.measurements import NETWORK, Key
 
 CURVE = "val/loss"
-MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
+MAX_PICTURES = 24  # pictures of experts; a limit keeps the page small
 _PICTURES = ("expert_share*.png", "weights_over_training*.png", "connection*.png")
-_SMALL = 0.001  # a relative standard error of a cost below this is not shown
-_MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
-_LONGEST_REASON = 300  # characters
+_MIN_SEM = 0.001  # a relative standard error of a cost below this is not shown
+_MAX_NAMED = 10  # unfinished runs that are named; summary.csv has all
+_MAX_REASON_CHARS = 300  # characters
 FLOPS, TRAINING, PUBLISHED = "test/flops_selected", "training/flops_selected", "test/multiply_adds"
 COSTS = {  # columns of the table of runs
     "test/experts_per_sample": "experts per sample",
@@ -86,9 +86,9 @@ def missing(runs: Runs) -> list[str]:
     lines = [f"{Path(run).name} {state}: {reason or 'no message'}" for run, state, reason in rows]
     if not lines:
         return []
-    more = [f"... and {len(lines) - _MOST_NAMED} more, in summary.csv"] if len(lines) > _MOST_NAMED else []
+    more = [f"... and {len(lines) - _MAX_NAMED} more, in summary.csv"] if len(lines) > _MAX_NAMED else []
     head = f"{len(lines)} of {len(runs.table)} runs have not finished:"
-    return [head, *(line[:_LONGEST_REASON] for line in lines[:_MOST_NAMED]), *more]
+    return [head, *(line[:_MAX_REASON_CHARS] for line in lines[:_MAX_NAMED]), *more]
 
 
 def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
@@ -102,7 +102,7 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:
     visible = [name for name in SHOWN if name in columns]
     header = [runs.heading, *(COSTS[name] for name in visible)]
     rows = [[name, *(_cost(group[column].to_list()) for column in visible)] for name, group in groups.items()]
-    means = f"Means over finished runs, with standard errors above {_SMALL:.1%}. " if len(runs.table) > 1 else ""
+    means = f"Means over finished runs, with standard errors above {_MIN_SEM:.1%}. " if len(runs.table) > 1 else ""
     note = f"{means}FLOPs: of the test, with what it used."
     if baseline is not None:
         require(baseline in groups, f"baseline={baseline}: must be one of the settings {', '.join(groups)}")
@@ -129,7 +129,7 @@ def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
 def _cost(values: Sequence[float | None]) -> str:
     """Return mean and standard error of the runs' costs: whole numbers from 1000 on, else four digits."""
     summary = summarise(values)
-    is_large = summary.sem is not None and summary.sem > _SMALL * abs(summary.mean or 0.0)
+    is_large = summary.sem is not None and summary.sem > _MIN_SEM * abs(summary.mean or 0.0)
     return with_error(summary.mean, summary.sem if is_large else None)
 
 
@@ -177,4 +177,4 @@ def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list
                 picture_of(path, folder, f"{title}: {path.stem.replace('_', ' ')}", path.stem in beside)
                 for path in paths
             ]
-    return [picture for pictures in by_setting.values() for picture in pictures][:MOST_PICTURES]
+    return [picture for pictures in by_setting.values() for picture in pictures][:MAX_PICTURES]

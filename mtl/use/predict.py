@@ -26,7 +26,7 @@ from mtl.use.trained import TrainedModel, load
 
 log = logging.getLogger(__name__)
 
-SEEN = 1 << 16  # rows of a file, from its start, in which changes are noticed
+DRIFT_SAMPLE_ROWS = 1 << 16  # rows of a file, from its start, in which changes are noticed
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")
 Write = Callable[[pl.DataFrame], None]
@@ -57,7 +57,7 @@ def predicted(
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(columns)}")
         predictions = model.predict(block, tasks, experts, batch_size, str(rows), interval)
         if number == 0 and len(block) >= drift.MIN_ROWS:
-            _warn_of_drift(model, block[:SEEN], rows)
+            _warn_of_drift(model, block[:DRIFT_SAMPLE_ROWS], rows)
         kept = block.select(columns if keep is None else list(keep))
         twice = [name for name in predictions.columns if name in kept.columns]
         require(

@@ -37,11 +37,11 @@ from mtl.types import ROW, TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
 
-_MAX_SHUFFLED_ROWS = 2000  # test rows whose cells are shuffled
+_IMPORTANCE_ROWS = 2000  # test rows whose cells are shuffled
 _SHUFFLED = 60  # columns times shuffles, about
-_WIDEST = 100  # columns; each shuffle encodes all of them
-_WORST = 5  # rows of a task
-_MOST_COLUMNS = 20  # of a table
+_MAX_COLUMNS_SHUFFLED = 100  # columns; each shuffle encodes all of them
+_NUM_WORST_ROWS = 5  # rows of a task
+_MAX_COLUMNS = 20  # of a table
 _IMPORTANCE = "On what it relies"
 _MAX_CELL_CHARS = 40  # characters of a cell
 
@@ -164,7 +164,7 @@ def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Seq
     """Return the importance of the columns of a table, and the rows with the largest errors of each of ``tasks``."""
     count = len(table.rows)
     worst = [(task, _with_largest_errors(rows, count)) for task, rows in predictions]
-    drawn = np.sort(np.random.default_rng(0).permutation(count)[:_MAX_SHUFFLED_ROWS])
+    drawn = np.sort(np.random.default_rng(0).permutation(count)[:_IMPORTANCE_ROWS])
     wanted = np.unique(np.concatenate([drawn, *(rows.row_id.numpy() for _, rows in worst)]))
     frame = _rows_at(table.rows, wanted)
     sample = frame[np.searchsorted(wanted, drawn)].select(data_columns(frame))
@@ -172,7 +172,7 @@ def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Seq
         _worst(table.model, task, rows, frame[np.searchsorted(wanted, rows.row_id.numpy())]) for task, rows in worst
     ]
     errors, wide = Section("Largest errors", tables=tables), len(table.model.columns)
-    if wide > _WIDEST:
+    if wide > _MAX_COLUMNS_SHUFFLED:
         left_out = f"Left out, since the table has {wide} columns: mtl importance RUN ROWS computes it."
         return [Section(_IMPORTANCE, notes=[left_out]), errors]
     importance = _importance(table.model, sample, [task.name for task, _ in predictions] or tasks)
@@ -182,7 +182,7 @@ def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Seq
 def _with_largest_errors(rows: LabeledPredictions, count: int) -> LabeledPredictions:
     """Return the rows with the largest errors, the largest first; all are among the ``count`` rows that there are."""
     rows = rows.at(((rows.row_id >= 0) & (rows.row_id < count)).nonzero()[:, 0])
-    return rows.at(rows.error.topk(min(_WORST, len(rows))).indices)
+    return rows.at(rows.error.topk(min(_NUM_WORST_ROWS, len(rows))).indices)
 
 
 def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
@@ -204,7 +204,7 @@ def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str])
     order = importance.group_by("column", maintain_order=True).agg(fraction=fraction).sort("fraction", descending=True)
     values = {(task, column): value for task, column, value in importance.select("task", "column", "importance").rows()}
     metrics = dict(importance.select("task", "metric").rows())
-    columns = order["column"].to_list()[:_MOST_COLUMNS]
+    columns = order["column"].to_list()[:_MAX_COLUMNS]
     rows = [[column, *(number(values[task, column]) for task in metrics)] for column in columns]
     notes = [
         f"How much worse the metric becomes if the cells of the column are shuffled among {len(sample):,} of the test "
@@ -216,7 +216,7 @@ def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str])
 
 def _worst(model: TrainedModel, task: TaskSpec, predicted: LabeledPredictions, frame: pl.DataFrame) -> Table:
     """Return a table of ``predicted``, the rows with the largest errors, and their cells, ``frame``."""
-    columns = model.columns[:_MOST_COLUMNS]
+    columns = model.columns[:_MAX_COLUMNS]
     classes = class_names(task) if task.kind != "regression" else []
     rows = []
     pairs = zip(predicted.label.tolist(), predicted.prediction.tolist(), frame.rows(named=True), strict=True)

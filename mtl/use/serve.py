@@ -45,7 +45,7 @@ from mtl.use.trained import TrainedModel, load
 
 log = logging.getLogger(__name__)
 
-WAITING = 1024  # requests that may wait for the network; more are refused
+MAX_PENDING_REQUESTS = 1024  # requests that may wait for the network; more are refused
 MAX_REQUEST_BYTES = 16 << 20  # bytes of a request
 CLIENT_TIMEOUT_S = 30.0  # seconds that a client may take to send a request, and to read the answer
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
@@ -87,7 +87,7 @@ class Predictor:
         model: TrainedModel,
         max_batch: int = 256,
         max_wait: float = 0.002,
-        waiting: int = WAITING,
+        waiting: int = MAX_PENDING_REQUESTS,
         interval: float | None = None,
     ) -> None:
         require(bool(model.columns), "this network reads no rows of a table, so there is nothing to serve")
@@ -314,9 +314,8 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
 
     async def no_rows(request: Any, error: Exception) -> Any:
         measured.requests.labels(422).inc()
-        return fastapi.responses.JSONResponse(
-            {"detail": ROWS_EXPECTED}, 422
-        )  # FastAPI's answer repeats the whole request
+        # FastAPI's own answer repeats the whole request
+        return fastapi.responses.JSONResponse({"detail": ROWS_EXPECTED}, 422)
 
     app.exception_handler(fastapi.exceptions.RequestValidationError)(no_rows)
     app.post("/predict")(predict)

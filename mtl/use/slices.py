@@ -22,11 +22,10 @@ from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
 from mtl.types import TaskSpec
 
-MAX_SLICES = (
-    20  # values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
-)
+# Values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
+MAX_SLICES = 20
 LEVEL = 0.05  # of p-values, corrected for the number of slices and tasks
-NAMED = 3  # slices in sentences
+MAX_SLICES_NAMED = 3  # slices in sentences
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def slices_of(
 
 
 def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
-    """Return the name of each row's slice: its cell, or "others" for all but the ``MAX_SLICES`` most frequent ones.
+    """Return the name of the slice of each row: its cell, or "others" for all but the ``MAX_SLICES`` most frequent.
 
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
@@ -152,9 +151,9 @@ def sentences(slices: Sequence[Slice]) -> list[str]:
     parts = [
         f"{part.task} {part.metric} {number(part.score, 4)} where {part.column} is {part.value} "
         f"({number(part.rest, 4)} elsewhere)"
-        for part in worse[:NAMED]
+        for part in worse[:MAX_SLICES_NAMED]
     ]
-    more = [f"{len(worse) - NAMED} more"] if len(worse) > NAMED else []
+    more = [f"{len(worse) - MAX_SLICES_NAMED} more"] if len(worse) > MAX_SLICES_NAMED else []
     return [f"Worse than elsewhere: {'; '.join([*parts, *more])}."] if parts else []
 
 

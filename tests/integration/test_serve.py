@@ -76,7 +76,7 @@ def port(checkpoint: Path, model: TrainedModel) -> Iterator[int]:
         assert thread.is_alive()
         time.sleep(0.01)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serve, "PATIENCE", 0.2)
+        patch.setattr(serve, "CLIENT_TIMEOUT_S", 0.2)
         yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(20)
