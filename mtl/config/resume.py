@@ -184,15 +184,20 @@ def _composed(
 ) -> DictConfig:
     """Compose the choices of the run of ``checkpoint`` and ``overrides``, then set all other options, the run's first.
 
-    An option is left out if the choices have none of this name, or if it is in ``skipped``.
+    An option is left out if the choices have none of this name, or if it is in ``skipped``; one of the run's, also if
+    another choice of ``overrides`` has another default for it, such as ``trainer.devices`` with ``trainer=ddp_cpu``.
     """
-    cfg = compose([*group_overrides(checkpoint, overrides), *overrides])
-    for override in (*stored_overrides(checkpoint), *overrides):
+    cfg, replaced = compose([*group_overrides(checkpoint, overrides), *overrides]), set[str]()
+    if not set(map(key_of, overrides)).isdisjoint(checkpoint["config"].get("choices") or ()):
+        former, chosen = (flatten(OmegaConf.to_container(c)) for c in (compose(group_overrides(checkpoint)), cfg))
+        replaced = {option for option in chosen if former.get(option) != chosen[option]}
+    stored = stored_overrides(checkpoint)
+    for override in (*stored, *overrides):
         for option, value in _values(override).items():
             section, _, name = option.rpartition(".")
             node = OmegaConf.select(cfg, section)
             is_there = OmegaConf.is_dict(node) and (name in {*node} or override.startswith("+"))
-            if is_there and option not in skipped:
+            if is_there and option not in skipped and not (override in stored and option in replaced):
                 OmegaConf.update(cfg, option, value, force_add=True)
     return cfg
 
