@@ -47,7 +47,8 @@ class TableEncoder(RowEncoder):
     ``find_filled_tasks``.
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
-    file, so cells that equal one of ``null_values`` are empty in all rows. Otherwise only numbers and dates are.
+    file, so cells that equal one of ``null_values`` are empty in every column; otherwise only in columns of numbers and
+    dates.
     """
 
     columns_by_name: dict[str, Annotated[AnyColumn, Field(discriminator="kind")]]
@@ -124,10 +125,10 @@ class TableEncoder(RowEncoder):
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of the rows of ``frame``: ids ``[N]``, lists ``[N, length]``, numbers ``[N, width]``.
 
-        Categories that are unknown or rare in the training rows get id 0. An empty cell becomes a category of its own,
-        the mean, or an empty list. The result for a row does not depend on other rows. Raises InputError for a missing
-        column and, unless ``on_invalid`` is "missing", for a cell that cannot be read as a number or date; the message
-        names the row.
+        Categories that are unknown or rare in the training rows get id 0, in lists 1, since 0 fills them up. An empty
+        cell becomes a category of its own, the mean, or an empty list. The result for a row does not depend on other
+        rows. Raises InputError for a missing column and, unless ``on_invalid`` is "missing", for a cell that cannot be
+        read as a number or date; the message names the row.
         """
         inputs, numbers = dict[str, Tensor](), list[Tensor]()
         for column, cells in self.cells(frame, where, self.remarks):

@@ -21,7 +21,9 @@ TWO_NUMBERS = r"\d\D+\d"  # a date has them in every format
 # A text column of which at least this fraction are numbers (or dates) is a numeric (date) column with mistakes
 MIN_PARSED_FRACTION = 0.9
 ROW_NUMBER_NAME = re.compile(r"id|index|row|row number|unnamed \d+")  # names of columns that number the rows
-MIN_ROWS_PER_ID = 3  # fewer rows teach nothing about a single id, but later rows often have higher ones: it is a number
+# A column that is named like a row number and has fewer rows for each value is a number: no embedding of a single id
+# could be learnt, but an id that grows with time says how late a row is
+MIN_ROWS_PER_ID = 3
 # A column of whole numbers whose values have MIN_ROWS_PER_VALUE rows on average is categorical if it has at most
 # MAX_CATEGORIES values. From three up to MAX_VALUES_WITH_IDS of them have both an id and a place on a scale
 MIN_ROWS_PER_VALUE = 10
@@ -67,15 +69,18 @@ class Inferred:
 def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Callable[[Parse], str]) -> Inferred:
     """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
 
-    Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
-    Whole numbers are categories if they are few and repeat, see ``MAX_CATEGORIES``, or if the column is named like an
-    identifier. Up to ``MAX_VALUES_WITH_IDS`` that repeat are both categories and numbers; two, such as 0 and 1, are
-    only categories. Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest
-    is categories.
+    * Texts that are dates, or numbers, in one format are dates, or numbers as below.
+    * Whole numbers in a column that is named like an identifier are an identifier if nearly all of them are distinct,
+      and else categories (a number if the name is that of a row number, see ``MIN_ROWS_PER_ID``).
+    * Other whole numbers with ``MIN_ROWS_PER_VALUE`` rows for each value are categories up to ``MAX_CATEGORIES`` values
+      and numbers up to ``MAX_VALUES_WITH_IDS``; with more than two values they are read as both.
+    * All other numbers are numbers.
+    * Other texts are free text if they are long and mostly distinct, an identifier if nearly all of them are distinct,
+      and else categories.
 
-    Raises InputError if several formats fit, if dates have two, or if a column is mostly numbers or dates (unless
-    ``options.on_invalid`` makes the other cells missing values, or the numbers are categories). ``first`` describes the
-    first cell that is wanted, for the message.
+    Raises InputError if several formats fit equally many cells but read some of them differently, if dates are written
+    in two formats, or if most but not all cells are numbers or dates and ``options.on_invalid`` is "error". ``first``
+    describes the first cell of which a condition holds, for the message.
     """
     table = table.drop_nulls("value")
     values, filled, distinct = table["value"], int(table["count"].sum()), len(table)

@@ -41,8 +41,8 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
     """Raise InputError unless ``config``, the configuration in the checkpoint at ``path``, is harmless.
 
     Every ``_target_`` must be a class that the installed ``conf/`` names in that section, or lie in a package of
-    ``trust``. Paths and the sections of ``UNBUILT`` are not examined, since nothing is built from them. No value may
-    hold an interpolation: it could read the environment.
+    ``trust``, but for paths and the sections of ``UNBUILT``, from which nothing is built. No key and no value of any
+    section may hold an interpolation, which could read the environment, or be the missing value ``???``.
     """
     location = f"checkpoint {path}"
     require(isinstance(config, Mapping), f"{location}: its configuration is a {type(config).__name__}, not a dict")
@@ -50,8 +50,8 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
         for text in (*key, value):
             require(
                 not (isinstance(text, str) and ("${" in text or text == "???")),
-                f"{location}: {'.'.join(map(str, key))} holds an interpolation, {str(value)[:60]!r}; configurations "
-                "are stored without them, so this one was not written by this program",
+                f"{location}: {'.'.join(map(str, key))} holds an interpolation or ???, {str(value)[:60]!r}; "
+                "configurations are stored without them, so this one was not written by this program",
             )
         if key[-1] == "_target_" and key[0] not in (*UNBUILT, "paths"):
             check_target(str(key[0]), value, trust, f"{location}: {'.'.join(map(str, key[:-1]))}")

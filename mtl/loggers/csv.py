@@ -22,8 +22,8 @@ Row = dict[str, Any]
 class CSVLog(RunLogger, CSVLogger):
     """Write the logged values to ``<save_dir>/<name>/metrics.csv``, one row for each call.
 
-    A resumed run keeps the rows up to the step that it resumes from, and appends to them. Rows are written to the file
-    whenever ``flush_logs_every_n_steps`` of them have gathered, and at the end of an epoch, a test or the run.
+    A resumed run keeps the rows of the steps before the one at which it resumes, and appends to them. Rows are written
+    to the file at every ``flush_logs_every_n_steps``-th step, and at the end of an epoch, a test or the run.
     """
 
     @validated

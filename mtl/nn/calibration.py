@@ -20,9 +20,10 @@ STEPS = 1000  # levels of intervals are multiples of 1 / STEPS
 class Calibration:
     """Of a task with classes, a map of logits; of a regression, the ``scores`` that make its intervals.
 
-    The map is ``scale * logit + shift`` or, with ``knots``, the logits (from, to) in ascending order, linear between
-    them and of slope 1 outside, so it keeps the order of rows. ``scores[j - 1]`` is what widens an interval so that it
-    holds at least the share j / STEPS of new labels, for the levels that the number of validation rows guarantees.
+    The map is ``scale * logit + shift``. With ``knots``, pairs of an uncalibrated and a calibrated logit in ascending
+    order, it is linear between them and has slope 1 outside, so it keeps the order of rows. ``scores[j - 1]`` is added
+    at both ends of an interval, which then holds at least the fraction j / STEPS of new labels; a negative one makes it
+    narrower. There are scores up to the highest level that the number of validation rows guarantees.
     """
 
     scale: float = 1.0

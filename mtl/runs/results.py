@@ -26,8 +26,8 @@ from mtl.files.tables import Table
 from mtl.training.measurements import Key, Measurements
 from mtl.training.metrics import higher_is_better
 
-MOST_TASKS = 8  # up to this many tasks, each has a row
-MOST_ROWS = 20  # up to this many rows, each metric of a task has one
+MOST_TASKS = 8  # of more tasks, only the means are printed or shown
+MOST_ROWS = 20  # a table that would have more rows has the main metrics only
 USED = 0.01  # a task uses the experts with at least this mean weight
 AVERAGES = ("average", "small_average")
 

@@ -46,11 +46,11 @@ def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseSto
         path.parent.mkdir(parents=True, exist_ok=True)
         return _journal(path)
     except OSError as error:
-        raise InputError(f"storage={_without_password(address)}: {error}") from None
+        raise InputError(f"storage={_without_credentials(address)}: {error}") from None
     except (ImportError, sqlalchemy.exc.ArgumentError) as error:
         accepted = f"accepted are URLs and {JOURNAL}FILE"
         raise InputError(
-            f"storage={_without_password(address)}: {first_line(error.__cause__ or error)}; {accepted}"
+            f"storage={_without_credentials(address)}: {first_line(error.__cause__ or error)}; {accepted}"
         ) from None
     except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
         if attempt == ATTEMPTS or any(text in first_line(error.__cause__ or error) for text in BROKEN):
@@ -72,11 +72,11 @@ def _refused(address: str, error: BaseException) -> InputError:
     reason = first_line(error.__cause__ or error)
     remedies = [todo for text, todo in BROKEN.items() if text in reason]
     [todo, *_] = [*remedies, "start the same command again when it can be reached"]
-    return InputError(f"storage={_without_password(address)}: {reason}; {todo}")
+    return InputError(f"storage={_without_credentials(address)}: {reason}; {todo}")
 
 
-def _without_password(address: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", address)  # without the password
+def _without_credentials(address: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", address)
 
 
 def _journal(path: Path) -> JournalStorage:

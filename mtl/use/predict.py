@@ -142,9 +142,10 @@ def table_file(out: Path) -> Iterator[Write]:
 
 
 def show(table: pl.DataFrame, width: int | None = None, wrap: bool = False) -> None:
-    """Print a table of predictions; if it is wider than ``width`` (None: the console's), one row after the other.
+    """Print a table of predictions; if it is wider than ``width``, one row after the other.
 
-    ``wrap``: let long cells take several lines instead.
+    ``width``: None is the terminal's, or 200 if the output is none. ``wrap``: let long cells take several lines
+    instead.
     """
     table = table.rename(escape_control)
     rows = [["" if value is None else escape_control(cell(value)) for value in row] for row in table.iter_rows()]

@@ -105,10 +105,10 @@ def seeded_rng(seed: int, step: int, like: Tensor) -> Iterator[None]:
 def shared_parameters(network: MultiTaskNetwork) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the trained parameters that tasks share, and those that belong to single tasks.
 
-    Only the loss of its task has a gradient at a parameter of the second kind, or at each row of it. A module that
-    ``OwnsTaskParameters``, which answers for its parts too, names such parameters, with the indices of the tasks
-    that they belong to, and so does a part with one task. The loss of a task after another one depends on both: what
-    belongs to the earlier task is shared. So are all others.
+    A task-specific parameter, or each row of it, as in a gate's weight ``[T, E, D]``, has a gradient from the loss of
+    one task only. Modules with a method ``task_parameters`` name them, for themselves and all of their submodules, and
+    all parameters of a module that serves a single task are such. If another task comes ``after`` this one, its loss
+    depends on the outputs of both, so the parameters of this one count as shared. All other parameters are shared.
     """
     earlier = {task.after for task in network.tasks}
     owned = {id(parameter) for parameter, names in _by_owner(network, []) if earlier.isdisjoint(names)}
@@ -118,7 +118,7 @@ def shared_parameters(network: MultiTaskNetwork) -> tuple[list[nn.Parameter], li
 
 
 def _by_owner(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Parameter, Sequence[str]]]:
-    """Yield the parameters of single tasks with the names of these; ``names``: of the tasks around ``module``."""
+    """Yield the task-specific parameters with the names of their tasks; ``names``: the tasks that ``module`` serves."""
     names = [task.name for task in module.tasks] if isinstance(module, MultiTaskNetwork | Heads) else names
     if len(names) == 1:
         yield from ((parameter, names) for parameter in module.parameters())

@@ -26,7 +26,10 @@ def attributes(method: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def set_attributes(method: nn.Module, saved: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
-    """Restore the attributes of the modules of ``method`` that ``attributes`` returned; tensors go to their devices."""
+    """Restore the attributes of the modules of ``method`` that ``attributes`` returned.
+
+    Tensors go to ``device``, but stay where they are if the present one is on the CPU.
+    """
     modules = dict(method.named_modules())
     for name, values in saved.items():
         for key, value in values.items():
