@@ -97,7 +97,7 @@ def _bounded(claim: Claim, values: Values, overlap: float) -> tuple[ClaimStatus,
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
             apart = one_sample(mine, bound)
-            if apart and apart.verdict() != Verdict.OPEN:
+            if apart and apart.verdict() != Verdict.UNDECIDED:
                 return ClaimStatus.CONTRADICTED, reason
             return ClaimStatus.UNDECIDED, f"{reason}; {required_seeds(mine.mean - bound, mine.std, overlap)}"
     # A run without a value has not reached the event whose time is bounded

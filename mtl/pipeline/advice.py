@@ -9,10 +9,10 @@ from mtl.files.formatting import number
 from mtl.training.measurements import Measurements
 from mtl.training.metrics import higher_is_better
 
-RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
-LATER = 3  # validations after the best epoch that tell a rise from noise
-NAMED = 3  # tasks of a sentence
-SKILL = 0.01  # of the way from a constant prediction to a perfect one: less is none
+MIN_RELATIVE_RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
+MIN_VALIDATIONS_SINCE_BEST = 3  # validations after the best epoch that tell a rise from noise
+MAX_TASKS_NAMED = 3  # tasks of a sentence
+MIN_SKILL = 0.01  # of the way from a constant prediction to a perfect one: less is none
 Progress = Mapping[str, Mapping[str, float]]  # of each task, see EpochReport
 
 
@@ -25,21 +25,23 @@ def advice(record: Mapping[str, Any], progress: Progress) -> list[str]:
 
 def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
     rising = {
-        task: seen
-        for task, seen in progress.items()
-        if seen["since"] >= LATER and _rises(seen["later_val"], seen["val"]) and seen["last_train"] < seen["train"]
+        task: losses
+        for task, losses in progress.items()
+        if losses["since"] >= MIN_VALIDATIONS_SINCE_BEST
+        and _rises(losses["later_val"], losses["val"])
+        and losses["last_train"] < losses["train"]
     }
     if not rising:
         return []
-    first = int(min(seen["epoch"] for seen in rising.values())) + 1
-    losses = losses_of({task: (seen["val"], seen["later_val"]) for task, seen in rising.items()}, "then")
+    first = int(min(losses["epoch"] for losses in rising.values())) + 1
+    increases = losses_of({task: (losses["val"], losses["later_val"]) for task, losses in rising.items()}, "then")
     rows = record["data"]["rows"].get("train", 0)
     if isinstance(rows, dict):  # by task
         rows = sum(rows.values())
     size = f"; {record['parameters'] / rows:,.0f} parameters for each training row" if rows else ""
     return [
-        f"Over-fitting from epoch {first}: the validation loss rises ({losses}) while the training loss falls. Try a "
-        f"smaller network (recipe.expert_units{size}) or more recipe.dropout."
+        f"Over-fitting from epoch {first}: the validation loss rises ({increases}) while the training loss falls. Try "
+        f"a smaller network (recipe.expert_units{size}) or more recipe.dropout."
     ]
 
 
@@ -62,7 +64,7 @@ def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
     tasks = []
     for task, main in mains.items():
         skill = skill_score(main, measured.value(task, main), measured.value(task, main, model="constant"))
-        if skill is not None and skill < SKILL:
+        if skill is not None and skill < MIN_SKILL:
             tasks.append(task)
     return [f"No better than a constant prediction: {some(tasks)}."] if tasks else []
 
@@ -77,7 +79,7 @@ def skill_score(metric: str, value: float | None, constant: float | None) -> flo
 
 
 def _rises(loss: float, least: float) -> bool:
-    return loss > (1 + RISE) * least
+    return loss > (1 + MIN_RELATIVE_RISE) * least
 
 
 def losses_of(tasks: Mapping[str, tuple[float, float]], other_name: str) -> str:
@@ -86,6 +88,6 @@ def losses_of(tasks: Mapping[str, tuple[float, float]], other_name: str) -> str:
 
 
 def some(texts: Sequence[str]) -> str:
-    """Return the first ``NAMED`` texts, and the number of the others."""
-    more = [f"{len(texts) - NAMED} more"] if len(texts) > NAMED else []
-    return "; ".join([*texts[:NAMED], *more])
+    """Return the first ``MAX_TASKS_NAMED`` texts, and the number of the others."""
+    more = [f"{len(texts) - MAX_TASKS_NAMED} more"] if len(texts) > MAX_TASKS_NAMED else []
+    return "; ".join([*texts[:MAX_TASKS_NAMED], *more])

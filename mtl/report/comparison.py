@@ -104,7 +104,7 @@ class ComparisonTable:
     def verdict(self, name: str) -> Verdict:
         """Return the verdict on a setting: open if some runs have no value, since the others are no random sample."""
         gain = self.gains.get(name)
-        return gain.verdict() if gain and not gain.undefined else Verdict.OPEN
+        return gain.verdict() if gain and not gain.undefined else Verdict.UNDECIDED
 
     def sentence(self) -> str:
         """Say which settings are better or worse than the reference, by how much, or that nothing is decided."""

@@ -58,7 +58,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     SAME = "as good"
-    OPEN = "undecided"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Difference:
         if self.mean and (constant if p is None else p < SIGNIFICANCE):
             return Verdict.BETTER if self.mean > 0 else Verdict.WORSE
         ends = self.interval
-        return Verdict.SAME if ends and -margin < ends[0] and ends[1] < margin else Verdict.OPEN
+        return Verdict.SAME if ends and -margin < ends[0] and ends[1] < margin else Verdict.UNDECIDED
 
     def scaled(self, factor: float) -> Difference:
         """Return the difference in another unit, or of the opposite sign."""

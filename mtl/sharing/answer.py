@@ -63,7 +63,7 @@ class SharingGain:
         runs, as those of metrics on few test rows: their spread says nothing about other seeds.
         """
         if self.difference is None or self.difference.undefined or self.difference.runs < MIN_RUNS or self._is_equal:
-            return Verdict.OPEN
+            return Verdict.UNDECIDED
         return self.difference.verdict(self.p, EQUIVALENCE_MARGIN_PERCENT)
 
     @property
@@ -154,7 +154,7 @@ def describe_task(task: str, shared: Sequence[SharingGain], gated: Sequence[Shar
     parts = []
     for gain in (gain for gain in shared if gain.task == task):
         partners = "all" if len(gain.partners) == num_tasks - 1 > 1 else " and ".join(gain.partners)
-        advice = f"; {gain.advice}" if gain.verdict == Verdict.OPEN else ""
+        advice = f"; {gain.advice}" if gain.verdict == Verdict.UNDECIDED else ""
         parts.append(f"{gain.verdict} together with {partners} ({gain}{advice})")
     decided = (Verdict.BETTER, Verdict.WORSE)
     parts += [f"with the gate {gain.setting} {gain}" for gain in gated if gain.task == task and gain.verdict in decided]
@@ -181,5 +181,5 @@ def recommend(validation: Mapping[str, Values], test: Mapping[str, Values], over
     confirmed = replace(best, difference=delta, p=p, comparisons=len(candidates))
     if confirmed.verdict == Verdict.BETTER:
         return best.setting, f"delta-m {confirmed}"
-    why = f"; {confirmed.advice}" if confirmed.verdict == Verdict.OPEN else ""
+    why = f"; {confirmed.advice}" if confirmed.verdict == Verdict.UNDECIDED else ""
     return ALONE, f"{best.setting}, the best on validation rows: {confirmed.verdict}, delta-m {confirmed}{why}"

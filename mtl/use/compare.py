@@ -205,7 +205,7 @@ def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margi
         return str(Verdict.SAME)  # also a difference that is significant, but too small to matter
     verdict = difference.verdict(p)
     if higher_is_better(row["metric"]) is None and verdict in (Verdict.BETTER, Verdict.WORSE):
-        verdict = Verdict.OPEN
+        verdict = Verdict.UNDECIDED
     return str(verdict)
 
 

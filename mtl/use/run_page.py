@@ -135,7 +135,7 @@ def _sentence(task: str, metric: str, results: Results) -> str:
         if difference.sem is None:  # too few rows, or too many tasks
             parts.append(f"beside {model} ({value})")
             continue
-        link = "against" if verdict == Verdict.OPEN else "than"
+        link = "against" if verdict == Verdict.UNDECIDED else "than"
         apart = f"{number(difference.mean, 3, '+')} ± {number(difference.sem, 2)}"
         parts.append(f"{verdict} {link} {model} ({value}, lead {apart})")
     where = ", on these test rows " if parts else ""
