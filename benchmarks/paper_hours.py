@@ -26,9 +26,9 @@ from mtl.cli.reproduce import configuration
 from mtl.config.check import checked_run
 from mtl.config.compose import CONF, opened
 from mtl.files.records import RESULTS
+from mtl.jobs.process import MAIN, SERVER, start
 from mtl.paper.definition import Paper, Row, read
 from mtl.runs.trial import FITTED
-from mtl.tune.process import MAIN, SERVER, start
 
 SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 
@@ -36,7 +36,7 @@ SHORT = 5.0  # seconds: the first epoch of a run takes up to a second longer
 def timed(paper: Paper, row: Row, folder: Path, epochs: int = 1) -> tuple[float, float]:
     """Return the seconds of an epoch of a row's run, and those of all the rest of the run."""
     changes = [f"trainer.max_epochs={epochs}", f"paths.run_dir='{folder}'"]
-    overrides = [*paper.definition(row, chosen=[]).overrides, *changes]
+    overrides = [*paper.setting(row).overrides, *changes]
     ours, theirs = SERVER.Pipe()
     began = time.perf_counter()
     with ours, contextlib.suppress(EOFError):  # it has failed
@@ -66,7 +66,7 @@ def epochs(paper: Paper, row: Row) -> float:
         runs = pl.read_csv(page).filter(group=row.group.key, setting=row.method.name)
         if "epochs" in runs.columns and runs["epochs"].count():
             return float(runs["epochs"].mean())
-    return most_epochs(paper.definition(row, chosen=[]).overrides)
+    return most_epochs(paper.setting(row).overrides)
 
 
 def hours(name: str, data: str) -> float:
@@ -85,7 +85,7 @@ def hours(name: str, data: str) -> float:
         epoch, rest = fmean(epoch_seconds[row.method.key]), median(other_seconds)
         seconds += (paper.scale.seeds or 0) * (epoch * epochs(paper, row) + rest)
         if paper.space_of(row):
-            search = most_epochs(paper.definition(row, chosen=None).overrides)
+            search = most_epochs(paper.search(row).overrides)
             seconds += paper.scale.n_trials * (epoch * search + rest)
     return seconds / 3600
 

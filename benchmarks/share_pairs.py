@@ -17,19 +17,17 @@ from pathlib import Path
 
 import hydra
 import torch
-from optuna.trial import Trial
 
 from mtl.cli.share import OWN
 from mtl.config.check import checked_run
 from mtl.config.compose import CONF, split_overrides
-from mtl.files.records import RESULTS, read_json
+from mtl.files.records import CHECKPOINTS, COMMAND
 from mtl.files.writing import write_json
+from mtl.jobs.job import Job, JobResult, Prune
 from mtl.overrides import quote_path
 from mtl.pipeline.run import run
 from mtl.sharing.command import share
 from mtl.sharing.page import write
-from mtl.tune.launch import Launch, run_folder
-from mtl.tune.queue import Outcome, Queue
 
 # Linear tasks with noise and few rows, trained until the validation loss rises: what a task gains from another one is
 # then what it can learn from the other's rows
@@ -40,22 +38,16 @@ PROBLEM = (
 )
 
 
-def in_process(folder: Path) -> Launch:
-    """Return what trains the run of a trial here."""
-
-    def launch(queue: Queue, trial: Trial) -> Outcome:
-        run_dir = run_folder(folder, queue.definition.label, trial.number)
-        if not (run_dir / RESULTS).exists():
-            shutil.rmtree(run_dir, ignore_errors=True)
-            overrides = [*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"]
-            cfg = checked_run([*overrides, f"paths.run_dir={quote_path(run_dir)}"])
-            cfg.paths.run_dir = str(run_dir)
-            run(cfg)
-            choices = {name: str(value) for name, value in cfg.choices.items()}
-            write_json(run_dir / "command.json", {"overrides": overrides, "choices": choices, "seed": cfg.seed})
-        return Outcome(value=read_json(run_dir / RESULTS)["best"])
-
-    return launch
+def in_process(job: Job, prune: Prune) -> JobResult | None:
+    """Train the run of a job here, from its beginning."""
+    if job.result() is None:
+        shutil.rmtree(job.folder / CHECKPOINTS, ignore_errors=True)
+        cfg = checked_run([*job.overrides, f"paths.run_dir={quote_path(job.folder)}"])
+        cfg.paths.run_dir = str(job.folder)
+        run(cfg)
+        choices = {name: str(value) for name, value in cfg.choices.items()}
+        write_json(job.folder / COMMAND, {"overrides": list(job.overrides), "choices": choices, "seed": cfg.seed})
+    return job.result()
 
 
 def solve(folder: Path, rho: str, number: int, options: Sequence[str]) -> str:

@@ -23,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtl.cli import train
 from mtl.config import resolvers
+from mtl.jobs import process
 from mtl.runs.trial import TrialEnd
-from mtl.tune import process
 from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]

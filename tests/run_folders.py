@@ -27,7 +27,7 @@ def write_run(
     ``test``: the metrics of the test, None for a run that has not finished. ``numbers``: those of other splits.
     ``more``: further entries of the results.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     command = {"overrides": list(words), "choices": dict(choices or {}), "seed": seed}
     (folder / "command.json").write_text(json.dumps(command))
     own = {"seed": seed, "paths": {"run_dir": str(folder)}}

@@ -18,9 +18,9 @@ from mtl.checks import InputError
 from mtl.cli.help import described
 from mtl.cli.study import check_names, start
 from mtl.config.compose import CONF, own_options, split_overrides
+from mtl.jobs.process import prepare
 from mtl.overrides import key_of
 from mtl.paper.definition import SMOKE, read
-from mtl.tune.process import prepare
 
 SECTIONS = ("fixed", "groups", "methods", "space", "values", "baseline", "published", "claims", "remarks", "tables")
 OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
@@ -71,7 +71,7 @@ def run(overrides: Sequence[str]) -> None:
     if not cfg.judge:
         paper = read(cfg, name, others)
         for row in paper.rows()[:1]:
-            check_names(paper.definition(row, chosen=[]).overrides)
+            check_names(paper.setting(row).overrides)
         if not cfg.show:
             prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without

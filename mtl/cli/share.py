@@ -17,7 +17,7 @@ import hydra
 
 from mtl.cli.study import check_names, start
 from mtl.config.compose import own_options, split_overrides
-from mtl.tune.process import prepare
+from mtl.jobs.process import prepare
 
 OWN = own_options("share.yaml")
 

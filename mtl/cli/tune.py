@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from mtl.checks import InputError
 from mtl.cli.study import check_names, start
 from mtl.config.compose import CONF, own_options, split_overrides
+from mtl.jobs.process import prepare
 from mtl.overrides import key_of
 from mtl.tune.definition import read
-from mtl.tune.process import prepare
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "values", "methods"), "sampler", "pruner", "study"]
 

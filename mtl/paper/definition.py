@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field
 
 from mtl.checks import InputError, require
+from mtl.jobs.setting import Setting
 from mtl.options import LargeCount, LargeCountOrZero, Name, OpenFraction, Positive, StrictModel, valid
 from mtl.overrides import key_of, last_of_each
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched
@@ -246,7 +247,7 @@ class Paper:
     def references(self, row: Row) -> dict[str, Key]:
         """Return the key of each row that the overrides of ``row`` refer to, by the text of the reference."""
         references = {}
-        for override in self.definition(row, chosen=[]).overrides:
+        for override in self.setting(row).overrides:
             for match in RUN_REFERENCE.finditer(override):
                 key = references[match[0]] = match[1] or row.group.key, match[2] or row.method.key
                 require(key in self.rows_by_key, f"{override}: {self.name} has no method {key[1]} in a group {key[0]}")
@@ -296,24 +297,25 @@ class Paper:
             for group, rows in self.file.published.values.items()
         }
 
-    def definition(self, row: Row, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
-        """Return the study of a row: the search if ``chosen`` is None, otherwise the runs.
+    def setting(self, row: Row, chosen: Sequence[str] = (), trial: int = 0) -> Setting:
+        """Return the setting of a row's runs.
 
         ``chosen``: the overrides that the search has chosen; ``trial``: the number of the trial with these overrides.
         """
-        label, further, space = "/".join(row.key), chosen or [], self.space_of(row)
-        check_unsearched(self.overrides, space, self.name)
-        if chosen is None:
-            label, further = f"{label}/search", self.scale.search
-        elif chosen:
-            label = f"{label}/trial_{trial}"
-        overrides, file = (
-            last_of_each([*row.group.overrides, *row.method.overrides, *further, *self.overrides]),
-            self.file,
+        return self._setting(row, f"/trial_{trial}" if chosen else "", chosen)
+
+    def search(self, row: Row) -> Definition:
+        """Return the study that searches the options of a row, see ``space_of``."""
+        setting, file = self._setting(row, "/search", self.scale.search), self.file
+        return Definition(
+            **vars(setting), space=self.space_of(row), sampler=file.sampler, pruner=file.pruner, seed=file.seed
         )
-        space = space if chosen is None else {}
-        name = f"{self.name}/{file.scale}/{label}"
-        return Definition(name, label, overrides, space, file.sampler, file.pruner, file.seed)
+
+    def _setting(self, row: Row, suffix: str, further: Sequence[str]) -> Setting:
+        check_unsearched(self.overrides, self.space_of(row), self.name)
+        label = "/".join(row.key) + suffix
+        overrides = last_of_each([*row.group.overrides, *row.method.overrides, *further, *self.overrides])
+        return Setting(f"{self.name}/{self.file.scale}/{label}", label, overrides)
 
     def space_of(self, row: Row) -> Space:
         """Return the space that is searched for a row before its runs; {} if there is no search.

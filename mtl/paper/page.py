@@ -19,6 +19,7 @@ from mtl.checks import require
 from mtl.files.literals import plain
 from mtl.files.tables import Bold, Table
 from mtl.files.writing import write_bytes, write_text
+from mtl.jobs.setting import run_folder
 from mtl.paper.definition import Key, Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
@@ -29,7 +30,6 @@ from mtl.report.runs import FINISHED, TOTALS, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import COSTS, FLOPS, pictures_of, section_of
 from mtl.report.statistics import SEEDS
 from mtl.report.trials import BEST_TRIALS_FRACTION, Trials, best_trials, section_of_trials
-from mtl.tune.launch import run_folder
 
 BINARY = "test/binary_selectors"  # a column of the table of runs
 CHOSEN, OVERRIDES = "chosen", "overrides"  # columns of the CSV: what a search chose; overrides that replace the file's
@@ -263,7 +263,7 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     """Return the runs of a group that have begun; None if none has."""
     named: dict[Path, tuple[str, int | None]] = {}
     for row in paper.rows_of(group):
-        label = paper.definition(row, *chosen[row.key]).label
+        label = paper.setting(row, *chosen[row.key]).label
         planned = {
             run_folder(folder, label, n): (row.method.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)
         }

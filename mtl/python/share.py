@@ -16,12 +16,12 @@ from mtl.config.compose import CONF, own_options, split_overrides
 from mtl.files.cloud import path_of
 from mtl.files.literals import escape_interpolation
 from mtl.files.writing import write_text, writing
+from mtl.jobs.process import prepare
+from mtl.jobs.setting import derived_seed
 from mtl.options import FilePath, valid
 from mtl.overrides import quote_text, to_plain, write_override
 from mtl.python.fit import Rows, is_path, own_hydra
 from mtl.python.keywords import options_of, with_options
-from mtl.tune.process import prepare
-from mtl.tune.space import derived_seed
 from mtl.use.frames import to_polars
 
 OWN = own_options("share.yaml")
@@ -73,7 +73,7 @@ def share(
     texts = [text for text in overrides.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else [])
     share_overrides, run_overrides = split_overrides(texts, OWN)
     prepare()
-    from mtl.sharing.command import share as find_sharing  # slow, and it needs Optuna, which is an extra
+    from mtl.sharing.command import share as find_sharing  # slow
     from mtl.sharing.page import write
 
     with own_hydra():

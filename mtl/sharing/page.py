@@ -31,7 +31,7 @@ from mtl.sharing.answer import (
     describe_task,
     recommend,
 )
-from mtl.sharing.studies import Comparison
+from mtl.sharing.settings import Comparison
 
 RULE = (
     "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "
@@ -65,7 +65,7 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
     recommended_overrides = [
         override
-        for override in comparison.settings[best].definition.overrides
+        for override in comparison.settings[best].overrides
         if override in comparison.run_overrides or not override.startswith(internal)
     ]
     command = run_command([*recommended_overrides, f"seed={comparison.seeds.start}"])

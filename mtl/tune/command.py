@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import optuna
 from omegaconf import DictConfig
 from optuna.samplers import RandomSampler
-from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection, create_study
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
-from mtl.checks import InputError, require
-from mtl.config.check import checked_run
+from mtl.checks import require
 from mtl.files.formatting import number
 from mtl.files.tables import Table
+from mtl.jobs.work import checked_runs, work, working
 from mtl.runs.commands import run_command
-from mtl.runs.console import protect_streams
-from mtl.runs.signals import StopSignals
 from mtl.tune import definition as definitions
-from mtl.tune.launch import Launch, Launcher
-from mtl.tune.queue import Queue, monitor_of, study_of
+from mtl.tune.search import Search, monitor_of, study_of
 from mtl.tune.space import distributions, short, write_overrides
-from mtl.tune.storage import STUDY, open_storage, reached
-from mtl.tune.work import work
+from mtl.tune.storage import opened
 
 MOST = 10  # trials in a table
-STOPPED = "during a study; the same command, or another worker, goes on"
 STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 STATES |= {TrialState.RUNNING: "running", TrialState.WAITING: "waiting"}
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
@@ -44,12 +38,12 @@ def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     searches = definitions.read(cfg, name, gates, options)
     title = searches[0].name.partition("/")[0]
-    runs = checked(searches[:1] if show else searches)
-    folder = Path(runs[0].paths.output_dir) / "studies" / title
-    with working(cfg, folder, show) as storage:
+    first = checked_runs([trial_overrides(search) for search in (searches[:1] if show else searches)])[0]
+    folder = Path(first.paths.output_dir) / "studies" / title
+    with working(folder, show and not cfg.storage), opened(cfg.storage, folder) as storage:
         if show is None:
-            pairs = [(search, str(runs[0].monitor)) for search in searches]
-            run_trials(pairs, cfg.n_trials, cfg, storage, Launcher(folder))
+            jobs = partial(Search, folder=folder, monitor=str(first.monitor), count=cfg.n_trials, retries=cfg.retries)
+            work([jobs(setting=search, seed=cfg.seed, storage=storage) for search in searches], cfg.max_failures)
         studies = [study for search in searches if (study := study_of(search.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
@@ -59,54 +53,10 @@ def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str
             show_best(study)
 
 
-@contextmanager
-def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage]:
-    """Provide the storage of studies whose runs are in ``folder``.
-
-    A signal, or the loss of the storage, ends the block with a message. ``show``: run nothing; raises InputError if
-    nothing has been run before.
-    """
-    protect_streams()
-    require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")
-    with reached(cfg.storage, folder), StopSignals().listening(STOPPED):
-        yield open_storage(cfg.storage, folder)
-
-
-def run_trials(
-    studies: Sequence[tuple[definitions.Definition, str]],
-    n_trials: int,
-    cfg: DictConfig,
-    storage: BaseStorage,
-    launch: Launch,
-    later: int | None = 0,
-) -> None:
-    """Run ``n_trials`` trials of each study, given with the metric to monitor; ``cfg`` has the options of workers.
-
-    ``later``: see ``work``.
-    """
-    queues = [
-        Queue(definition, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for definition, monitor in studies
-    ]
-    work(queues, launch, cfg.max_failures, say, later)
-
-
-def say(text: str) -> None:
-    """Print a line at once, also into a file."""
-    print(text, flush=True)
-
-
-def checked(studies: Sequence[definitions.Definition]) -> list[DictConfig]:
-    """Return the configuration of a first trial of each study, to find wrong options before any trial runs."""
-    runs = [checked_run([*definition.overrides, *_some_parameters(definition)]) for definition in studies]
-    monitors = {str(run.monitor) for run in runs}
-    if len(monitors) > 1:
-        raise InputError(f"the gates have different metrics to monitor: {', '.join(sorted(monitors))}")
-    return runs
-
-
-def _some_parameters(definition: definitions.Definition) -> list[str]:
+def trial_overrides(definition: definitions.Definition) -> list[str]:
+    """Return the overrides of a first trial of a study, to be checked before any trial runs."""
     trial = create_study(sampler=RandomSampler(seed=0)).ask(distributions(definition.space))
-    return write_overrides(trial.params)
+    return [*definition.overrides, *write_overrides(trial.params)]
 
 
 def best_trials(study: Study) -> list[FrozenTrial]:

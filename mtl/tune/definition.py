@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from mtl.checks import InputError, require
-from mtl.files.records import flatten
-from mtl.options import LargeCount, LargeCountOrZero, Name, Positive, RunSeed, StrictModel, matching, valid
+from mtl.checks import require
+from mtl.jobs.setting import FolderName, Setting, WorkerOptions, overrides_by_key
+from mtl.options import LargeCount, Name, StrictModel, valid
 from mtl.overrides import key_of, last_of_each
+
+FORMAT = 2  # of what the storage holds of a study and its trials; they are refused in another one
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
 MaybeSpace = Annotated[Space, Field(default_factory=dict)]
-StudyName = Annotated[str, matching(r"(?!\s)[^/]+(?<!\s)", "a name without slashes")]
 
 
-class Work(StrictModel):
-    """The options of all commands that share runs among workers; ``conf/tune.yaml`` explains them."""
-
-    storage: Name | None
-    seed: RunSeed
-    heartbeat: Positive
-    retries: LargeCountOrZero
-    max_failures: LargeCount | None
-
-
-class Searches(Work):
+class Searches(WorkerOptions):
     """The options that ``conf/tune.yaml`` and ``conf/reproduce.yaml`` have in common; the files explain them."""
 
+    storage: Name | None
     fixed: Annotated[list[str], Field(default_factory=list)]
     space: MaybeSpace
     values: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -49,37 +41,28 @@ class MethodEntry(StrictModel):
 class Study(Searches):
     """The composed ``conf/tune.yaml``."""
 
-    name: StudyName | None
+    name: FolderName | None
     n_trials: LargeCount
     methods: dict[str, MethodEntry]
 
 
 @dataclass(frozen=True)
-class Definition:
-    """One study of Optuna: the trials of one method.
+class Definition(Setting):
+    """One study of Optuna: the trials of one method, of which ``overrides`` are what all trials share.
 
-    ``label``: the method, or "" for a study without methods. ``overrides``: the options that all its trials share, as
-    overrides of the command line of mtl train. ``sources``: the study whose run folder each placeholder in
-    ``overrides`` stands for.
+    ``label``: the method, or "" for a study without methods.
     """
 
-    name: str
-    label: str
-    overrides: list[str]
     space: Space
     sampler: dict[str, Any]
     pruner: dict[str, Any]
     seed: int
-    sources: Mapping[str, str] = field(default_factory=dict)
 
     def record(self, monitor: str) -> dict[str, Any]:
-        """Return as plain data what must not change between starts of the study; folders may differ by machine."""
+        """Return as plain data what must not change between starts of the study."""
         return {
-            "overrides": {
-                key_of(override): override
-                for override in self.overrides
-                if not override.startswith(("paths.", "hydra."))
-            },
+            "format": FORMAT,
+            "overrides": overrides_by_key(self.overrides),
             "space": self.space,
             "sampler": self.sampler,
             "pruner": self.pruner,
@@ -117,16 +100,3 @@ def check_unsearched(overrides: Sequence[str], space: Space, who: str) -> None:
     """Raise InputError if one of ``overrides`` sets an option of ``space``."""
     clash = [override for override in overrides if key_of(override) in space]
     require(not clash, f"{' '.join(clash)}: {who} searches this option; leave it out")
-
-
-def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise InputError unless the existing study was begun with the same definition."""
-    if before == now:
-        return
-    old, new = flatten(before), flatten(now)
-    changed = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
-    changes = "; ".join(f"{key} was {old.get(key, 'not given')}, is {new.get(key, 'not given')}" for key in changed)
-    raise InputError(
-        f"study {name} exists with other options: {changes}. Take the changes back, since trials with other options "
-        "cannot be compared, or choose another name with name=NAME"
-    )

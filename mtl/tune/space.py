@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +51,3 @@ def short(values: Mapping[str, Any]) -> str:
     return " ".join(
         write_overrides({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()})
     )
-
-
-def derived_seed(seed: int, *names: object) -> int:
-    """Return a seed of 32 bits, a pure function of ``seed`` and ``names``."""
-    digest = hashlib.sha256(" ".join(map(str, (seed, *names))).encode()).digest()
-    return int.from_bytes(digest[:4], "big")

@@ -60,10 +60,10 @@ def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseSto
 
 
 @contextmanager
-def reached(address: str | None, folder: Path) -> Iterator[None]:
-    """Raise InputError if the storage, as in ``open_storage``, fails inside the ``with`` block."""
+def opened(address: str | None, folder: Path) -> Iterator[BaseStorage]:
+    """Provide the storage, as ``open_storage``; raise InputError if it fails inside the ``with`` block."""
     try:
-        yield
+        yield open_storage(address, folder)
     except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         raise _refused(address or str(folder / STUDY), error) from error
 

@@ -11,11 +11,11 @@ from optuna.study import Study, StudyDirection, get_all_study_names
 from optuna.trial import FrozenTrial, TrialState
 
 from mtl.checks import require
+from mtl.jobs.setting import run_folder
 from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
 from mtl.report.trials import PRUNED, Trials
-from mtl.tune.launch import run_folder
-from mtl.tune.queue import monitor_of, study_of, undamaged
-from mtl.tune.storage import STUDY, open_storage, reached
+from mtl.tune.search import monitor_of, study_of, undamaged
+from mtl.tune.storage import STUDY, opened
 
 _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
 
@@ -55,8 +55,7 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
     ``address``: of its storage, as in ``open_storage``. Raises InputError if there are no trials.
     """
     require(address is not None or (folder / STUDY).exists(), f"study={name}: there is no {folder / STUDY}")
-    storage = open_storage(address, folder)
-    with reached(address, folder):
+    with opened(address, folder) as storage:
         with undamaged(name):
             names = [
                 study_name

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mtl.jobs.setting import replace_references, run_folder
 from mtl.paper.definition import Paper, Row
 from mtl.pipeline.run import run
 from mtl.report.runs import read_named_runs
-from mtl.tune.launch import Launcher, run_folder
 from mtl.use.neurons import write_neuron_scores
 from tests.integration.helpers import compose_small, narrow
 from tests.integration.test_configs import SMALL_OMNIGLOT
@@ -32,19 +31,19 @@ NEEDS["comet_bert"] = [*TINY_TEXT, "experts.width=24", "network.shared_neurons=1
 
 def columns_of(found: Paper, row: Row, folder: Path, small: Sequence[str]) -> set[str]:
     """Return the columns of a small run of a row, after those of the rows that it refers to."""
-    definition = found.definition(row, chosen=[])
-    path = run_folder(folder, definition.label, 0)
+    setting = found.setting(row)
+    path = run_folder(folder, setting.label, 0)
     if not path.exists():
-        sources = {text: "/".join(key) for text, key in found.references(row).items()}
+        sources = {text: run_folder(folder, "/".join(key), 0) for text, key in found.references(row).items()}
         for key in dict.fromkeys(found.references(row).values()):
             columns_of(found, found.rows_by_key[key], folder, small)
-        words = Launcher(folder).overrides(dataclasses.replace(definition, sources=sources), 0)
+        words = replace_references(setting.overrides, sources)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
         cfg = narrow(compose_small(path, *words, *small))
         if file := cfg.network.get("neuron_scores"):
             write_neuron_scores(Path(file).parent, Path(file), data_dir=cfg.paths.data_dir)
         run(cfg)
-    return set(read_named_runs({path: (definition.label, 0)}).table.columns)
+    return set(read_named_runs({path: (setting.label, 0)}).table.columns)
 
 
 @pytest.mark.parametrize("name", NAMES)

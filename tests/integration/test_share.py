@@ -15,20 +15,18 @@ from typing import Any
 import hydra
 import polars as pl
 import pytest
-from optuna.trial import Trial
 
 import mtl
 from mtl.analysis.conflicts import as_table
 from mtl.checks import InputError
 from mtl.cli import share
-from mtl.files.records import RESULTS, read_json
+from mtl.files.records import read_json
 from mtl.files.writing import write_json
+from mtl.jobs.job import Job, JobResult, Prune
 from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from mtl.report.runs import read_runs
 from mtl.sharing import command, page
-from mtl.tune.launch import Launch, run_folder
-from mtl.tune.queue import Outcome, Queue
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted
 from tests.run_folders import write_run
@@ -36,39 +34,31 @@ from tests.run_folders import write_run
 SMALL = ["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=3", "data.rows=[60,40,40]", "logger=none"]
 SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
 TASKS = ["task_000", "task_001", "task_002"]
-OWN = ["seeds=2", "gates=[]", "every_n_steps=2", "heartbeat=1"]
+OWN = ["seeds=2", "gates=[]", "every_n_steps=2"]
 
 
-def in_process(folder: Path) -> Launch:
-    def launch(queue: Queue, trial: Trial) -> Outcome:
-        own = run_folder(folder, queue.definition.label, trial.number)
-        cfg = accepted([*queue.definition.overrides, f"seed={queue.training_seed(trial.number)}"])
-        cfg.paths.run_dir = str(own)
-        run(cfg)
-        choices = {name: str(value) for name, value in cfg.choices.items()}
-        write_json(own / "command.json", {"overrides": [], "choices": choices, "seed": cfg.seed})
-        return Outcome(value=read_json(own / RESULTS)["best"])
-
-    return launch
+def in_process(job: Job, prune: Prune) -> JobResult | None:
+    cfg = accepted(list(job.overrides))
+    cfg.paths.run_dir = str(job.folder)
+    run(cfg)
+    choices = {name: str(value) for name, value in cfg.choices.items()}
+    write_json(job.folder / "command.json", {"overrides": [], "choices": choices, "seed": cfg.seed})
+    return job.result()
 
 
-def at_once(folder: Path) -> Launch:
-    """Return what writes the results of a run that was not trained, with made-up losses."""
-
-    def launch(queue: Queue, trial: Trial) -> Outcome:
-        label, seed = queue.definition.label, queue.training_seed(trial.number)
-        own, draw = run_folder(folder, label, trial.number), random.Random(f"{label} {seed}")
-        losses = {f"{task}/mse": 1 + draw.random() for task in TASKS}
-        choices = {"network": "single_task" if label == "alone" else "mmoe", "data": "synthetic_moe"}
-        validation = {f"{task}/mse": 1 + draw.random() for task in TASKS}
-        test, main = {"loss": 1.0, **losses}, dict.fromkeys(TASKS, "mse")
-        write_run(own, [], test, main, seed, choices=choices, numbers={"val": {"network": validation}})
-        if label == "together":
-            rows = [(2, "affinity", "all", task, other, draw.random()) for task in TASKS for other in TASKS]
-            as_table(rows).write_csv(own / "conflict.csv")
-        return Outcome(value=1.0)
-
-    return launch
+def at_once(job: Job, prune: Prune) -> JobResult | None:
+    """Write the results of a run that was not trained, with made-up losses."""
+    label, seed = job.folder.parent.name, int(job.overrides[-1].removeprefix("seed="))
+    draw = random.Random(f"{label} {seed}")
+    losses = {f"{task}/mse": 1 + draw.random() for task in TASKS}
+    choices = {"network": "single_task" if label == "alone" else "mmoe", "data": "synthetic_moe"}
+    validation = {f"{task}/mse": 1 + draw.random() for task in TASKS}
+    test, main = {"loss": 1.0, **losses}, dict.fromkeys(TASKS, "mse")
+    write_run(job.folder, [], test, main, seed, choices=choices, numbers={"val": {"network": validation}})
+    if label == "together":
+        rows = [(2, "affinity", "all", task, other, draw.random()) for task in TASKS for other in TASKS]
+        as_table(rows).write_csv(job.folder / "conflict.csv")
+    return job.result()
 
 
 def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
@@ -123,7 +113,7 @@ def test_mistakes_are_one_message(tmp_path: Path) -> None:
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "Launcher", in_process)
+    monkeypatch.setattr("mtl.jobs.job.do", in_process)
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "a": (x > 8).cast(int), "b": x * 2.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}
@@ -142,7 +132,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_names_of_tasks_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "Launcher", in_process)
+    monkeypatch.setattr("mtl.jobs.job.do", in_process)
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "é": (x > 8).cast(int), "a=b": x * 2.0, "c, d": x * 1.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}

@@ -18,12 +18,12 @@ import pytest
 
 from mtl.cli import tune
 from mtl.files.records import read_json
+from mtl.jobs.job import JobResult
 from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from mtl.runs.caller import Caller
 from mtl.runs.trial import FITTED, TrialEnd
 from mtl.tune.definition import read
-from mtl.tune.queue import Outcome
 from mtl.tune.space import distributions, write_overrides
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, compose_small
@@ -36,7 +36,7 @@ SMALL = [
     "data.batch_size=20",
     "trainer.accelerator=cpu",
 ]
-SMALL += ["callbacks.routing.figures_every_n_epochs=null", "trainer.max_epochs=5", "heartbeat=1"]
+SMALL += ["callbacks.routing.figures_every_n_epochs=null", "trainer.max_epochs=5"]
 
 
 @pytest.mark.parametrize("monitor", ["val/loss", "train/loss"])
@@ -125,7 +125,8 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
     trials, best = study.trials, study.best_trial
     storage.engine.dispose()
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
-    assert [trial.user_attrs["starts"] for trial in trials].count(2) == 1
+    starts = [read_json(folder / "topk" / f"trial_{trial.number:05d}" / "job.json")["starts"] for trial in trials]
+    assert sorted(starts) == [1, 1, 1, 2]
     again = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *best.user_attrs["command"], f"hydra.run.dir={tmp_path}/again"],
         cwd=tmp_path,
@@ -135,7 +136,7 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
     )
     assert again.returncode == 0, again.stderr
     assert read_json(tmp_path / "again" / "results.json")["best"] == best.value
-    killed = next(trial for trial in trials if trial.user_attrs["starts"] == 2)
+    killed = trials[starts.index(2)]
     subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *killed.user_attrs["command"], f"hydra.run.dir={tmp_path}/whole"],
         cwd=tmp_path,
@@ -161,7 +162,7 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
 
 
 def test_no_connection_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtl.tune.command.Launcher", lambda *_: lambda queue, trial: Outcome(value=1.0))
+    monkeypatch.setattr("mtl.jobs.job.do", lambda job, prune: JobResult(1.0))
     given = ["study=synthetic_moe", "gate=topk", f"paths.output_dir={tmp_path}"]
     for more in ("n_trials=1", "show=best"):
         tune.main([*given, more])

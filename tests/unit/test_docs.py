@@ -19,7 +19,7 @@ from mtl.config.compose import split_overrides
 from mtl.options import valid
 from mtl.paper.definition import read
 from mtl.python.fit import own_hydra
-from mtl.sharing.studies import ShareOptions
+from mtl.sharing.settings import ShareOptions
 from mtl.tune import definition
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, composed

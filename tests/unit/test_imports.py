@@ -35,6 +35,7 @@ ROWS = [
     {"config"},
     {"use"},
     {"pipeline"},
+    {"jobs"},
     {"tune"},
     {"paper", "sharing"},
     {"cli", "python"},
@@ -174,16 +175,28 @@ def test_layer_needs_neither_hydra_nor_lightning() -> None:
 
 
 def test_only_studies_load_optuna() -> None:
-    """A run loads what reports to its study, and starts no later for it."""
-    studies = {path for name in ("tune", "paper", "sharing") for path in (ROOT / "mtl" / name).glob("*.py")}
-    commands = {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce", "report", "share")}
-    commands.add(ROOT / "mtl" / "python" / "share.py")
+    """A run loads what reports to its study, and starts no later for it; lists of runs need no Optuna."""
+    studies = {path for name in ("tune", "paper") for path in (ROOT / "mtl" / name).glob("*.py")}
+    commands = {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce", "report")}
     for path in {*FILES} - commands - studies:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         heavy = {f"mtl.{other.parent.name}.{other.stem}" for other in studies}
         assert not {name for name in names if name.split(".")[0] in ("optuna", "sqlalchemy")} | (names & heavy), path
+
+
+def test_share_and_reproduce_import_optuna_only_for_searches() -> None:
+    """It is an extra, which those who search nothing need not install."""
+    pending, modules = ["mtl.sharing.command", "mtl.sharing.page", "mtl.paper.command"], set[str]()
+    while pending:
+        if (module := pending.pop()) not in modules and (path := ROOT / f"{module.replace('.', '/')}.py").exists():
+            modules.add(module)
+            imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+            pending += [str(node.module) for node in imports]
+            pending += [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
+            assert not {"optuna", "sqlalchemy"} & {str(node.module).split(".")[0] for node in imports}, path
+    assert "mtl.jobs.work" in modules
 
 
 def test_every_export_is_there() -> None:

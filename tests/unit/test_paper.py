@@ -52,11 +52,11 @@ def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, ever
         assert all((found.file.title, found.file.source, found.scale.note))
         assert all(found.stages())
         rows = found.rows()
-        assert len({found.definition(row, chosen=[]).name for row in rows}) == len(rows)
+        assert len({found.setting(row).name for row in rows}) == len(rows)
         for row in rows if every else rows[-1:]:
             searched = bool(found.space_of(row))
-            own = found.definition(row, chosen=None if searched else [])  # a search has the words of the runs
-            values = {key: end(d, first=False) for key, d in distributions(own.space).items()}
+            own = found.search(row) if searched else found.setting(row)  # a search has the words of the runs
+            values = {key: end(d, first=False) for key, d in distributions(found.space_of(row)).items()}
             assert accepted([*own.overrides, *write_overrides(values)]).monitor.startswith("val/")
     assert found.count == len(rows)  # one run of each at the last scale
 
@@ -77,12 +77,11 @@ def test_runs_and_their_words() -> None:
     found = paper("comet_movielens", scale="laptop", only="alpha_09,hash,comet", options=["data.max_rows=3000"])
     assert [row.key for row in found.rows()] == [("alpha_09", "hash"), ("alpha_09", "comet")]
     row = found.rows()[1]
-    search, runs = found.definition(row, None), found.definition(row, ["gate.gamma=5"], 7)
+    search, runs = found.search(row), found.setting(row, ["gate.gamma=5"], 7)
     assert search.name == "comet_movielens/laptop/alpha_09/comet/search"
     assert runs.name == "comet_movielens/laptop/alpha_09/comet/trial_7"
     assert runs.label == "alpha_09/comet/trial_7"
     assert set(search.space) == {"optimizer.lr", "gate.gamma", "gate.entropy_weight"}
-    assert not runs.space
     assert "recipe.max_epochs=12" in search.overrides
     assert "recipe.max_epochs=20" in runs.overrides
     assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.overrides)
@@ -96,7 +95,7 @@ def test_numbers_of_runs_and_those_of_three_batches() -> None:
     assert counts == {"smoke": 4, "laptop": 16 * (10 + 9), "paper": 16 * (100 + 720)}
     assert paper("comet_digits", scale="paper").count == 6 * 500  # the rows are the best of them
     found = paper("comet_movielens", scale="smoke", options=["trainer.limit_train_batches=2"])
-    words = found.definition(found.rows()[0], chosen=[]).overrides
+    words = found.setting(found.rows()[0]).overrides
     assert {"trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_test_batches=3"} <= {*words}
 
 
@@ -150,7 +149,7 @@ def test_groups_and_methods_that_have_no_row_in_common_are_one_message() -> None
 
 
 def definitions(found: Paper) -> list[Definition]:
-    return [found.definition(row, chosen=None) for row in found.rows()]
+    return [found.search(row) for row in found.rows()]
 
 
 @pytest.mark.slow
@@ -162,7 +161,7 @@ def test_networks_are_compared_at_equal_numbers_of_parameters() -> None:
     for group in found.groups:
         counts = {}
         for row in found.rows_of(group):
-            cfg = composed(found.definition(row, chosen=[]).overrides)
+            cfg = composed(found.setting(row).overrides)
             network = build_network(cfg, DataSpec(inputs[group.key], tasks))
             counts[row.method.key] = sum(
                 p.numel() for name, p in network.named_parameters() if "embeddings" not in name

@@ -18,8 +18,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
+from mtl.jobs.job import do
 from mtl.paper import command
-from mtl.tune.launch import Launcher
 from tests.conftest import ROOT
 from tests.programs import run_file
 
@@ -70,11 +70,11 @@ def reproduce(tmp_path: Path, words: Sequence[str] = (), own: Sequence[str] = ()
     options = {
         key: value for key, value in OmegaConf.load(ROOT / "conf" / "reproduce.yaml").items() if key != "defaults"
     }
-    cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
+    cfg = OmegaConf.create(options | FILE | changes)
     first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mtl.tune.command.checked_run", lambda words: first)
-        patch.setattr(command, "Launcher", partial(Launcher, program=partial(run_file, tmp_path / "program.py")))
+        patch.setattr("mtl.jobs.work.checked_run", lambda words: first)
+        patch.setattr("mtl.jobs.job.do", partial(do, program=partial(run_file, tmp_path / "program.py")))
         command.reproduce(cfg, "mine", words, own)
 
 
@@ -186,7 +186,10 @@ def test_search_prefers_trials_within_the_limit(tmp_path: Path) -> None:
 
 def test_report_of_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mine/laptop: nothing has been run yet"):
-        reproduce(tmp_path, show=True, storage=None)
+        reproduce(tmp_path, show=True)
+    alone = {"scales": {"laptop": {"seeds": 1, "note": "x"}}}
+    with pytest.raises(InputError, match="storage=x: repeats share a folder, not a storage; start the command on"):
+        reproduce(tmp_path, storage="x", **alone)
     file = tmp_path / "paper" / "mine" / "laptop" / "summary.md"
     own = ["scales.laptop.seeds=1", "only=second,c"]
     reproduce(tmp_path, ["data.epochs=2"], own, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})

@@ -1,4 +1,4 @@
-"""The settings that are compared, each as a study of Optuna without a space, and what their runs show."""
+"""The settings that are compared, and what their runs show."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ import polars as pl
 from pydantic import Field
 
 from mtl.analysis.conflicts import affinities, read_table
+from mtl.jobs.setting import FolderName, Setting, WorkerOptions, derived_seed, run_folder
 from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, measure_gains
 from mtl.sharing.grouping import Group, predicted
-from mtl.tune.definition import Definition, StudyName, Work
-from mtl.tune.launch import run_folder
-from mtl.tune.space import derived_seed
-
-NO_SEARCH = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}  # the space is empty
-NO_PRUNING = {"_target_": "optuna.pruners.NopPruner"}
 
 
-class ShareOptions(Work):
+class ShareOptions(WorkerOptions):
     """The composed ``conf/share.yaml``, which explains the options."""
 
-    name: StudyName | None
+    name: FolderName | None
     seeds: Annotated[LargeCount, Field(ge=2)]
     budget: Positive | None
     gates: list[Name]
@@ -38,10 +33,9 @@ class ShareOptions(Work):
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A setting: its study, and with which other tasks each task shares."""
+class SharedSetting(Setting):
+    """A setting, and with which other tasks each task shares."""
 
-    definition: Definition
     partners: Mapping[str, list[str]]
 
 
@@ -61,7 +55,7 @@ class Comparison:
     task_batches: bool
     own_splits: bool
     seeds: range = range(0)
-    settings: dict[str, Setting] = field(default_factory=dict)
+    settings: dict[str, SharedSetting] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,13 +68,13 @@ class Comparison:
         for gate in self.options.gates:
             self.settings[gate] = self._setting(gate, [*network, f"gate={gate}"], [self.tasks], gated=True)
 
-    def of_groups(self, groups: Sequence[Group]) -> Setting:
+    def of_groups(self, groups: Sequence[Group]) -> SharedSetting:
         """Return the setting of separate networks for ``groups`` of tasks."""
         named = [[self.tasks[task] for task in group] for group in groups]
         label = f"{GROUPS}_{derived_seed(0, *groups):08x}"
         return self._setting(label, ["network=grouped", f"network.groups={write_value(named)}"], named)
 
-    def _setting(self, label: str, overrides: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
+    def _setting(self, label: str, overrides: list[str], groups: list[list[str]], gated: bool = False) -> SharedSetting:
         common = ["callbacks.routing.figures=false", "callbacks.progress=null"]
         heads = ["heads=per_task"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
         splits = ["data.seed=${seed}"] if self.own_splits else []
@@ -91,19 +85,18 @@ class Comparison:
         ]
         chosen = last_of_each([*common, *heads, *splits, *overrides, *run_overrides])
         name = f"share/{self.folder.name}/{label}"
-        definition = Definition(name, label, chosen, {}, NO_SEARCH, NO_PRUNING, self.options.seed)
         partners = {task: [other for other in group if other != task] for group in groups for task in group}
-        return Setting(definition, partners)
+        return SharedSetting(name, label, chosen, partners)
 
-    def runs(self, settings: Mapping[str, Setting]) -> dict[Path, Named]:
+    def runs(self, settings: Mapping[str, SharedSetting]) -> dict[Path, Named]:
         """Return the run folders of some settings, each with its setting and seed."""
         return {
-            run_folder(self.folder, setting.definition.label, number): (name, seed)
+            run_folder(self.folder, setting.label, number): (name, seed)
             for name, setting in settings.items()
             for number, seed in enumerate(self.seeds)
         }
 
-    def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[SharingGain]:
+    def gains_over_alone(self, settings: Mapping[str, SharedSetting]) -> list[SharingGain]:
         """Return the gains of the tasks in some settings on validation rows, as ``measure_gains``."""
         runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
         return measure_gains(runs, {name: setting.partners for name, setting in settings.items()}, "val")
