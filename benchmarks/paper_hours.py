@@ -25,7 +25,7 @@ from mtl.checks import InputError, require
 from mtl.cli.reproduce import configuration
 from mtl.config.check import checked_run
 from mtl.config.compose import CONF, opened
-from mtl.files.records import RESULTS
+from mtl.files.run_files import RESULTS
 from mtl.jobs.process import MAIN, SERVER, start
 from mtl.paper.definition import Paper, Row, read
 from mtl.runs.trial import FITTED

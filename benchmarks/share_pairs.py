@@ -21,7 +21,7 @@ import torch
 from mtl.cli.share import OWN
 from mtl.config.check import checked_run
 from mtl.config.compose import CONF, split_overrides
-from mtl.files.records import CHECKPOINTS, COMMAND
+from mtl.files.run_files import CHECKPOINTS, COMMAND
 from mtl.files.writing import write_json
 from mtl.jobs.job import Job, JobResult, Prune
 from mtl.overrides import quote_path

@@ -19,8 +19,8 @@ from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import validated
 from mtl.predictions import distribution, main_number, readable
-from mtl.training.calibrating import METHODS, fit_calibration
 from mtl.training.evaluation import Evaluation, predict_batches
+from mtl.training.fit_calibration import METHODS, fit_calibration
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import NETWORK, Measurements
 from mtl.training.module import MultiTaskModule

@@ -19,7 +19,7 @@ from mtl.training.measurements import log_values
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch
 
-from .length import did_step
+from .phase_length import did_step
 
 MAX_BATCHES_PER_TASK = 8  # validation batches of a task that are measured on in turn
 

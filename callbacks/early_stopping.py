@@ -13,7 +13,7 @@ from mtl.options import CountOrZero, Name, NonNegative, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
-from .monitored import MonitoringCallback
+from .monitoring import MonitoringCallback
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from mtl.distributed import local_shard
 from mtl.nn.functional import at_least_float32
 from mtl.options import Fraction, validated
 
-from .length import did_step
+from .phase_length import did_step
 
 
 class WeightAverage(Callback):

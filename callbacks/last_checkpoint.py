@@ -15,13 +15,13 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from mtl.checkpoints.files import keep_previous
-from mtl.checkpoints.parts import SHARDED
+from mtl.checkpoints.shards import SHARDED
 from mtl.distributed import gather
 from mtl.options import LargeCount, Positive, validated
 from mtl.runs.caller import Caller
 from mtl.runs.signals import Stopped
 
-from .length import did_step, ends_epoch, validates_within_epoch
+from .phase_length import did_step, ends_epoch, validates_within_epoch
 
 log = logging.getLogger(__name__)
 

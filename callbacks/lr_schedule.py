@@ -13,8 +13,8 @@ from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule, is_logged
 from mtl.training.schedules import lr_factor_at
 
-from .length import PhaseLength
-from .monitored import MonitoringCallback
+from .monitoring import MonitoringCallback
+from .phase_length import PhaseLength
 
 SECTION = "callbacks.lr_schedule"
 

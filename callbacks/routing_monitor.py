@@ -31,7 +31,7 @@ from mtl.training.measurements import Key, Measurement, Measurements, log_measur
 from mtl.training.module import MultiTaskModule, is_logged
 from mtl.types import Batch, Routing
 
-from .length import did_step
+from .phase_length import did_step
 
 # The scalars that a validation pass may log; in a network of several layers the names end in _layer_<n>
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")

@@ -14,7 +14,7 @@ from mtl.options import LargeCount, Name, Positive, validated
 from mtl.training.module import is_logged
 from mtl.training.schedules import SHAPES, Shape, Value, check_schedule
 
-from .length import Part, PhaseLength
+from .phase_length import Part, PhaseLength
 
 log = logging.getLogger(__name__)
 

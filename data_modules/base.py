@@ -17,8 +17,8 @@ from mtl.options import LargeCount, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, has_label
 
 from .constant_predictions import with_constants
-from .feeding import Batches, BatchPlan, Position, RowsDataset, RowsLoader, RowsSampler
 from .files.identity import digest, fingerprint
+from .samplers import Batches, BatchPlan, Position, RowsDataset, RowsLoader, RowsSampler
 from .splits import SPLITS
 from .state import describe_changes, reading_state, spec_of, spec_state
 from .stream import StreamedRows, StreamLoader

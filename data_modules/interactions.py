@@ -21,8 +21,8 @@ from .files.cache import cached
 from .files.download import fetch_archive
 from .files.identity import stamp
 from .splits import by_split, random_split, require_rows, sample_rows
+from .tables.id_encoder import IdEncoder, KnownIds
 from .tables.options import Fractions
-from .tables.pairs import IdEncoder, KnownIds
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from .files.identity import digest
 from .files.reading import parsing, repair
 from .splits import SPLITS, sample_rows
 from .text_tasks import PhaseLength, TextTasksDataModule
-from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
-from .texts.windows import CACHE_VERSION, Windows, cut_windows
+from .texts.squad_metrics import AnswerScorer
+from .texts.squad_windows import CACHE_VERSION, Windows, cut_windows
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from mtl.nn.seeds import make_generator
 from mtl.types import Batch
 
-from .feeding import BatchPlan, Position, Resumable
+from .samplers import BatchPlan, Position, Resumable
 
 Read = Callable[[int, Tensor], Batch]
 WINDOW_BLOCKS = 16  # blocks in a window: its mixed rows come from this many places

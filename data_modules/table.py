@@ -29,11 +29,11 @@ from .tables.chain_labels import fill_chains, find_filled_tasks
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import DATE_FORMATS
-from .tables.growing import check_kept, extend_encoder, learn_tasks
 from .tables.labels import MAX_WEIGHT, RARE_CLASS_FRACTION, TargetOptions, mask_by_conditions
 from .tables.learning import learn
 from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
 from .tables.row_source import RowSource, check_parquet
+from .tables.vocabulary_growth import check_kept, extend_encoder, learn_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class TableDataModule(TensorDataModule):
     ``normalize_losses``: see ``TargetOptions``.
 
     A run that starts from the weights of another one (``start_from``) on a table goes on with its encoding: columns,
-    scales, classes and ids stay, and new categories get new ids (see ``tables/growing.py``). With
+    scales, classes and ids stay, and new categories get new ids (see ``tables/vocabulary_growth.py``). With
     ``keep_encoding=False`` all is learnt anew, and the weights of embeddings then stand for other categories.
 
     ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the

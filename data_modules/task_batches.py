@@ -17,7 +17,7 @@ from mtl.types import Batch, DataSpec
 
 from .base import TensorDataModule, check_labels
 from .constant_predictions import with_constants
-from .feeding import RowsLoader
+from .samplers import RowsLoader
 from .texts.rows import RaggedRows
 
 TaskOrder = Literal["round_robin", "proportional", "temperature", "uniform", "shuffled"]

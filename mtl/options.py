@@ -21,7 +21,7 @@ from typing_extensions import is_typeddict
 
 from mtl.checks import InputError, format_value, in_one_line, suggestion
 from mtl.files.cloud import path_of
-from mtl.files.literals import CONTROL, unescape_interpolation
+from mtl.files.escaping import CONTROL, unescape_interpolation
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
 # Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic

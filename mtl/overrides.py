@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from mtl.checks import require
-from mtl.files.literals import escape_interpolation
+from mtl.files.escaping import escape_interpolation
 
 # Options of one command line, such as where it writes and whom it trusts: no run takes them from another
 LOCAL = ("ckpt", "evaluate", "trust", "on_data_change", "paths", "hydra")

@@ -67,7 +67,7 @@ def outermost(task: TaskSpec, values: Tensor) -> tuple[Tensor, Tensor]:
 def interval(task: TaskSpec, values: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """Return the ends ``[B]`` of the intervals of a regression, in units; for ``values`` see ``outermost``.
 
-    ``margin``: see ``mtl.training.calibrating.conformal_scores``. If it is so negative that the ends would change
+    ``margin``: see ``mtl.training.fit_calibration.conformal_scores``. If it is so negative that the ends would change
     places, both are in the middle.
     """
     low, high = outermost(task, values)

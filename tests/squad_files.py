@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from mtl.data_modules.squad import FILES, SquadDataModule
-from mtl.data_modules.texts.windows import Windows
+from mtl.data_modules.texts.squad_windows import Windows
 from torch import Tensor
 
 from mtl.training.evaluation import Evaluation

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.pipeline.run import run
 from mtl.runs.signals import Stopped
 from tests.integration.helpers import compose_small, resume_small

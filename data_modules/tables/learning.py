@@ -19,6 +19,7 @@ from mtl.types import TaskSpec
 
 from .cells import Cells, Remarks
 from .chain_labels import find_filled_tasks
+from .column_report import log_overview
 from .columns.base import Learner
 from .columns.category import CategoryLearner
 from .columns.date import DateLearner, part_names
@@ -27,7 +28,6 @@ from .columns.number import NumberLearner
 from .encoder import NUMERIC, TableEncoder
 from .labels import TargetOptions
 from .options import TableOptions
-from .overview import log_overview
 from .profile import Blocks, Profile
 from .statistics import Sample
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from mtl.checks import InputError, first_line, format_value, require
 from mtl.files.cloud import CloudPath, path_of
-from mtl.files.literals import CONTROL
+from mtl.files.escaping import CONTROL
 from mtl.types import ROW
 
 from ..files.cloud import FILE, scan

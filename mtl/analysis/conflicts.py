@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from mtl.checks import InputError, first_line
-from mtl.files.literals import escape_mathtext
-from mtl.files.records import MAX_STEP_LOG_BYTES, checked_file
+from mtl.files.escaping import escape_mathtext
+from mtl.files.run_files import MAX_STEP_LOG_BYTES, checked_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MAX_LINES = 16  # pairs of tasks, or layers, with a line of their own

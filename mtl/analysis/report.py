@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtl.analysis.patterns import describe
 from mtl.analysis.tally import History, Probabilities, RoutingStats
-from mtl.files.literals import escape_mathtext
+from mtl.files.escaping import escape_mathtext
 from mtl.files.writing import write_csv
 from mtl.training.measurements import Key, Measurement, Measurements
 

@@ -18,12 +18,12 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.checkpoints.parts import Parts, check_zip, joined, read_shards
-from mtl.checkpoints.plain import is_plain, read_plain
+from mtl.checkpoints.safetensors_weights import is_plain, read_plain
+from mtl.checkpoints.shards import Parts, check_zip, joined, read_shards
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
-from mtl.files.literals import unescape_interpolation
-from mtl.files.records import CHECKPOINTS, checked_file
+from mtl.files.escaping import unescape_interpolation
+from mtl.files.run_files import CHECKPOINTS, checked_file
 from mtl.files.writing import writing
 from mtl.nn.calibration import Calibration
 from mtl.options import StrictModel, options_of, sentences, valid

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with one_line_errors():
         args = parser.parse_args(arguments)
         from mtl.checks import require
-        from mtl.data_modules.tables.described import suggest_column_options
+        from mtl.data_modules.tables.suggested_options import suggest_column_options
         from mtl.files.writing import write_text
 
         name = data_name(args.file)

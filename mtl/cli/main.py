@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> None:
         sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
     rest = arguments[1:]
     if name == "evaluate":
-        from mtl.cli.line import name_files
+        from mtl.cli.command_line import name_files
 
         rest = name_files(rest)
         if not (QUICK & set(rest) or any(argument.startswith("evaluate=") for argument in rest)):

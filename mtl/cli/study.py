@@ -9,11 +9,11 @@ from typing import Any
 
 import hydra
 
+from mtl.cli.command_line import read_line
 from mtl.cli.errors import one_line_errors
 from mtl.cli.help import print_help
-from mtl.cli.line import read_line
 from mtl.config.compose import BOTH, CONF, opened
-from mtl.config.explain import explain, explained
+from mtl.config.hydra_errors import explain, explained
 from mtl.overrides import write_value
 from mtl.runs.commands import CommandLine
 

@@ -21,11 +21,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mtl.cli import errors
+from mtl.cli.command_line import read_line
 from mtl.cli.help import print_help
-from mtl.cli.line import read_line
 from mtl.config import resolvers
 from mtl.config.compose import CONF, choices_of, composed, installed_data, opened, recorded
-from mtl.config.explain import explain
+from mtl.config.hydra_errors import explain
 from mtl.overrides import key_of, value_of
 from mtl.runs import commands
 from mtl.runs.caller import Caller
@@ -98,7 +98,7 @@ def read_start(overrides: Sequence[str]) -> Source:
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
     from mtl.config.resume import group_overrides, use_installed_data
-    from mtl.files.records import COMMAND, read_json
+    from mtl.files.run_files import COMMAND, read_json
 
     checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
     folder = resolvers.run_folder(str(checkpoint.path))
@@ -129,10 +129,10 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
     from mtl.config.resume import is_portable, resumed_config
-    from mtl.files.records import CHECKPOINTS, COMMAND, CONFIG, read_json
+    from mtl.files.run_files import CHECKPOINTS, COMMAND, CONFIG, read_json
     from mtl.files.writing import write_json
-    from mtl.pipeline.folder import lock_run_folder, unlock_run_folder
     from mtl.pipeline.run import run
+    from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
     from mtl.report.runs import finished_results
     from mtl.runs.console import protect_streams
 

@@ -12,7 +12,7 @@ from mtl import __version__
 from mtl.checks import require
 from mtl.cli.errors import one_line_errors
 from mtl.files.cloud import path_of
-from mtl.files.records import PREDICTIONS
+from mtl.files.run_files import PREDICTIONS
 from mtl.runs.commands import program, relative_to_cwd
 
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"

@@ -19,12 +19,12 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins import DoublePrecision
 from torch import nn
 
+from mtl.callbacks.default_callbacks import standard_callbacks
 from mtl.callbacks.last_checkpoint import LastCheckpoint
-from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, first_line, require
 from mtl.data_modules.base import TensorDataModule
-from mtl.files.literals import escape_interpolation, unescape_interpolation
+from mtl.files.escaping import escape_interpolation, unescape_interpolation
 from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.networks.ensemble import Ensemble
 from mtl.runs.caller import Caller

@@ -24,7 +24,7 @@ from torch import nn
 from mtl.checks import InputError, first_line, format_value, in_one_line, join_names, require, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
 from mtl.config.compose import composed
-from mtl.config.explain import explained
+from mtl.config.hydra_errors import explained
 from mtl.config.patterns import with_columns
 from mtl.networks.base import MultiTaskNetwork
 from mtl.options import Positive, UnbuiltObject, adapter, options_of, sentences

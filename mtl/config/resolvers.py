@@ -15,7 +15,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from mtl.files.literals import unescape_interpolation
+from mtl.files.escaping import unescape_interpolation
 
 # The rank is set by torchrun, by SLURM, or by Lightning when it starts the other processes
 RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")

@@ -22,7 +22,7 @@ from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, UNBUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.config.patterns import with_columns
-from mtl.files.records import flatten
+from mtl.files.run_files import flatten
 from mtl.options import EnsembleSize, valid
 from mtl.overrides import LOCAL, key_of, value_of
 

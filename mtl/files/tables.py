@@ -12,7 +12,7 @@ from typing import Any
 from rich import box, table
 from rich.text import Text
 
-from mtl.files.literals import escape_control, markdown
+from mtl.files.escaping import escape_control, markdown
 
 # Also "12 of 40", an interval behind the number, and what stands for an undefined number
 NUMBER = re.compile(r"[+-]?\d(?:(?: of |[^a-df-zA-Z_]){0,19}|[\d.,]* \[.*\])|-?")

@@ -21,7 +21,7 @@ from mtl.runs.trial import TrialEnd
 MAIN = importlib.import_module("mtl.__main__")
 LOST = 255  # exit status of a process whose server was killed: nobody knows how it ended, or whether it has
 IMPORTED = [  # the last two where they are installed
-    *("mtl.checkpoints", "mtl.pipeline.finish", "mtl.callbacks.standard"),
+    *("mtl.checkpoints", "mtl.pipeline.finish", "mtl.callbacks.default_callbacks"),
     *("scipy.optimize", "scipy.stats", "torch.utils.tensorboard"),
     *("lightgbm", "transformers.models.bert.modeling_bert"),
 ]

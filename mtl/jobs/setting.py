@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mtl.checks import InputError
-from mtl.files.records import flatten
+from mtl.files.run_files import flatten
 from mtl.options import LargeCount, LargeCountOrZero, RunSeed, StrictModel, matching
 from mtl.overrides import key_of, quote_path
 

@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.files.records import checked_file
+from mtl.files.run_files import checked_file
 from mtl.files.writing import reported, write_csv
 from mtl.loggers.base import RunLogger
 from mtl.options import LargeCount, Name, validated

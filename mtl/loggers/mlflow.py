@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 import mtl
 from mtl.checks import require_packages
-from mtl.files.records import checked_file, flatten
+from mtl.files.run_files import checked_file, flatten
 from mtl.files.writing import write_text
 from mtl.loggers.base import RunLogger
 

@@ -12,8 +12,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard.summary import hparams
 
-from mtl.files.literals import escape_control
-from mtl.files.records import flatten
+from mtl.files.escaping import escape_control
+from mtl.files.run_files import flatten
 from mtl.loggers.base import RunLogger
 
 MAX_TEST_VALUES = 40  # values of a test beside its loss

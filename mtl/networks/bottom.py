@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.networks.attention import TargetAttention
-from mtl.networks.numbers import PiecewiseLinearEmbedding, SoftClip
+from mtl.networks.numeric_embedding import PiecewiseLinearEmbedding, SoftClip
 from mtl.nn.functional import at_least_float32
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens

@@ -17,11 +17,11 @@ from mtl.gates.base import Gate
 from mtl.gates.joined import joined, separate_gates, task_key
 from mtl.gates.permuted import Permutation
 from mtl.networks.base import MultiTaskNetwork, select_tasks
+from mtl.networks.expert_init import ExpertInit, dense_ffn
 from mtl.networks.heads import HeadPerTask, Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing
 from mtl.networks.pretrained import encoder
-from mtl.networks.split import ExpertInit, dense_ffn
 from mtl.options import Count, CountOrZero, Dropout, validated
 from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, sum_losses
 

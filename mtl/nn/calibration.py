@@ -1,7 +1,7 @@
 """What the validation rows teach after the training: better probabilities of classes, and intervals of regressions.
 
 A ``Calibration`` changes no weight: it maps the outputs of a task to better ones, and stands beside the weights in the
-checkpoint that is tested. ``mtl.training.calibrating`` fits it.
+checkpoint that is tested. ``mtl.training.fit_calibration`` fits it.
 """
 
 from __future__ import annotations

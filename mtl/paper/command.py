@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from mtl.checks import require
-from mtl.files.records import RESULTS
+from mtl.files.run_files import RESULTS
 from mtl.jobs.job import say
 from mtl.jobs.setting import Setting, run_folder
 from mtl.jobs.work import JobList, checked_runs, work, working

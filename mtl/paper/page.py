@@ -16,7 +16,7 @@ import polars as pl
 from rich.console import Console
 
 from mtl.checks import require
-from mtl.files.literals import plain
+from mtl.files.escaping import plain
 from mtl.files.tables import Bold, Table
 from mtl.files.writing import write_bytes, write_text
 from mtl.jobs.setting import run_folder

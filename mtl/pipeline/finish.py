@@ -12,13 +12,13 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from mtl.config.resume import places_of
-from mtl.files.records import PREDICTIONS, RESULTS
+from mtl.files.run_files import PREDICTIONS, RESULTS
 from mtl.files.writing import write_json
 from mtl.loggers.base import run_loggers
 from mtl.pipeline.advice import advice
-from mtl.pipeline.ending import next_commands
+from mtl.pipeline.next_commands import next_commands
 from mtl.pipeline.run import SOFTWARE, Fitted
-from mtl.report.against import compare_with_baselines
+from mtl.report.baseline_comparison import compare_with_baselines
 from mtl.report.page import PAGE
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller

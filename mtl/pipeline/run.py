@@ -16,18 +16,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl import distributed
-from mtl.callbacks.reports import EpochReport
+from mtl.callbacks.epoch_report import EpochReport
 from mtl.checkpoints.files import Checkpoint, read, read_to_resume, restoring
 from mtl.checkpoints.restore import restore_data
-from mtl.checkpoints.start import start_from
+from mtl.checkpoints.warm_start import start_from
 from mtl.checks import require
 from mtl.config import build, resolvers
 from mtl.config.check import check
 from mtl.config.patterns import with_columns
 from mtl.config.resume import check_batches
 from mtl.config.teacher import Teacher, read_teacher
-from mtl.files.literals import escape_interpolation
-from mtl.files.records import CHECKPOINTS, CONFIG
+from mtl.files.escaping import escape_interpolation
+from mtl.files.run_files import CHECKPOINTS, CONFIG
 from mtl.files.writing import write_text
 from mtl.loggers.base import run_loggers
 from mtl.pipeline import memory

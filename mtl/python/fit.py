@@ -24,16 +24,16 @@ from mtl.checkpoints.trust import classes_in
 from mtl.checks import InputError, first_line, format_value, require
 from mtl.config import resolvers
 from mtl.config.compose import CONF, composed, opened
-from mtl.config.explain import explain
+from mtl.config.hydra_errors import explain
 from mtl.config.resume import config_to_load, resumed_config
-from mtl.files.literals import escape_interpolation
-from mtl.files.records import COMMAND, read_json
+from mtl.files.escaping import escape_interpolation
+from mtl.files.run_files import COMMAND, read_json
 from mtl.files.writing import write_json
 from mtl.options import FilePath
 from mtl.options import valid as checked
 from mtl.overrides import to_plain, write_override
-from mtl.pipeline.folder import lock_run_folder, unlock_run_folder
 from mtl.pipeline.run import run
+from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
 from mtl.python.keywords import options_of, with_options
 from mtl.runs.caller import PythonCaller
 from mtl.runs.signals import Stopped

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from mtl.checks import require
 from mtl.config.compose import CONF, own_options, split_overrides
 from mtl.files.cloud import path_of
-from mtl.files.literals import escape_interpolation
+from mtl.files.escaping import escape_interpolation
 from mtl.files.writing import write_text, writing
 from mtl.jobs.process import prepare
 from mtl.jobs.setting import derived_seed

@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line, join_names, require
-from mtl.files.literals import escape_mathtext
-from mtl.files.records import MAX_STEP_LOG_BYTES, checked_file
+from mtl.files.escaping import escape_mathtext
+from mtl.files.run_files import MAX_STEP_LOG_BYTES, checked_file
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv

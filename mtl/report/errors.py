@@ -17,8 +17,8 @@ from torchmetrics.functional.classification import (
 )
 
 from mtl.analysis.figures import look
+from mtl.files.escaping import escape_mathtext
 from mtl.files.formatting import number
-from mtl.files.literals import escape_mathtext
 from mtl.files.tables import Table
 from mtl.predictions import class_names
 from mtl.report.page import Picture, picture

@@ -14,8 +14,8 @@ import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from mtl.files.literals import escape_control, markdown
-from mtl.files.records import checked_file
+from mtl.files.escaping import escape_control, markdown
+from mtl.files.run_files import checked_file
 from mtl.files.tables import Table, bullets, inline
 from mtl.files.writing import write_text
 from mtl.report.comparison import ComparisonTable

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mtl.checks import InputError, require
-from mtl.files.records import COMMAND, CONFIG, LOG, RESULTS, checked_file, read_json
+from mtl.files.run_files import COMMAND, CONFIG, LOG, RESULTS, checked_file, read_json
 from mtl.options import fits
 from mtl.overrides import LOCAL
 from mtl.report.statistics import DELTA, SEEDS, Value, pairing_keys, with_delta

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from mtl.files.escaping import escape_control
 from mtl.files.formatting import duration
-from mtl.files.literals import escape_control
 from mtl.report.page import Section
 from mtl.report.runs import Results, command, read_results
 

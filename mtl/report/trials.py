@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
+from mtl.files.escaping import escape_mathtext
 from mtl.files.formatting import number
-from mtl.files.literals import escape_mathtext
 from mtl.files.tables import Table
 from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, Runs

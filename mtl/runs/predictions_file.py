@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.data_modules.files.reading import parsing
-from mtl.files.records import PREDICTIONS, checked_file
+from mtl.files.run_files import PREDICTIONS, checked_file
 from mtl.files.writing import writing
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import NETWORK

@@ -19,9 +19,9 @@ from rich.text import Text
 from torch import nn
 
 from mtl import __version__, compat
+from mtl.files.escaping import escape_control
 from mtl.files.formatting import number
-from mtl.files.literals import escape_control
-from mtl.files.records import RESULTS, read_json
+from mtl.files.run_files import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.training.measurements import Key, Measurements
 from mtl.training.metrics import higher_is_better

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from mtl.checkpoints.parts import SHARDED, delete_unused_shards, joined, read_shards, write_shards
+from mtl.checkpoints.shards import SHARDED, delete_unused_shards, joined, read_shards, write_shards
 from mtl.distributed import local_shard
 from mtl.gates.base import Gate
 from mtl.networks.base import MultiTaskNetwork

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mtl.checkpoints.files import read
-from mtl.checkpoints.plain import CONTENT, WEIGHTS, write_plain
+from mtl.checkpoints.safetensors_weights import CONTENT, WEIGHTS, write_plain
 from mtl.checks import InputError
 from mtl.config.resume import config_to_load
+from mtl.files.escaping import markdown
 from mtl.files.formatting import number
-from mtl.files.literals import markdown
 from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
 from mtl.predictions import class_names

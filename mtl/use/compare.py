@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtl.checks import InputError, join_names, require
 from mtl.files.formatting import number
-from mtl.files.records import PREDICTIONS
+from mtl.files.run_files import PREDICTIONS
 from mtl.objectives import OF_QUANTILES
 from mtl.options import FilePath, Positive, RunSeed, validated
 from mtl.report.statistics import Difference, Verdict, holm
@@ -25,7 +25,7 @@ from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
 from mtl.types import RANKING, Batch, TaskSpec, metric_family
 from mtl.use.frames import like, to_polars
-from mtl.use.labelled import evaluation_of
+from mtl.use.permutation_importance import evaluation_of
 from mtl.use.slices import values_of
 from mtl.use.trained import UNNAMED_TABLE, TrainedModel
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from mtl.checks import InputError, join_names, require
+from mtl.files.escaping import escape_control
 from mtl.files.formatting import cell
-from mtl.files.literals import escape_control
 from mtl.files.tables import Table
 from mtl.files.writing import reported, writing
 from mtl.types import ROW

@@ -19,10 +19,10 @@ from mtl.data_modules.files.cloud import FILE
 from mtl.data_modules.split_rows import SplitRows
 from mtl.data_modules.tables.cells import data_columns
 from mtl.files.formatting import cell, number
-from mtl.files.records import COMMAND, read_json
+from mtl.files.run_files import COMMAND, read_json
 from mtl.files.tables import Table
 from mtl.predictions import class_names
-from mtl.report.against import improvement
+from mtl.report.baseline_comparison import improvement
 from mtl.report.curves import curves_by_epoch
 from mtl.report.errors import Predictions, pictures_of_errors, residuals
 from mtl.report.page import Page, Section, picture

@@ -29,7 +29,7 @@ from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
 from mtl.use.effects import cell_effects
 from mtl.use.frames import like, to_polars
-from mtl.use.labelled import evaluated, importance
+from mtl.use.permutation_importance import evaluated, importance
 
 UNNAMED_TABLE = "the table"  # name in messages for rows that do not come from a file
 
@@ -102,7 +102,7 @@ class TrainedModel:
         the experts that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several
         layers). ``interval``, such as 0.9: each regression has TASK_low and TASK_high too, and at least this share of
         the labels of new rows like those of the validation is between them, see
-        ``mtl.training.calibrating.conformal_scores``.
+        ``mtl.training.fit_calibration.conformal_scores``.
         ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read, or if
         the validation rows were too few for the interval.
         """

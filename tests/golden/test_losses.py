@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mtl.config import build
-from mtl.files.records import RESULTS
+from mtl.files.run_files import RESULTS
 from mtl.pipeline.run import run
 from mtl.training.measurements import Measurements
 from mtl.types import Batch

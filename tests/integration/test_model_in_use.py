@@ -20,7 +20,7 @@ from mtl.checks import InputError
 from mtl.cli import use
 from mtl.config import build
 from mtl.files import formatting
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.pipeline.run import run
 from mtl.use import predict
 from tests.conftest import ROOT

@@ -18,7 +18,7 @@ import pytest
 from mtl.data_modules.tables.example import visits
 
 from mtl.cli import columns, report, reproduce, tune
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.paper import command
 from tests.conftest import ROOT
 from tests.pages import blocks, commands

@@ -12,7 +12,7 @@ import torch
 from mtl.data_modules.table import TableDataModule
 
 from mtl.checks import InputError
-from mtl.files.records import PREDICTIONS
+from mtl.files.run_files import PREDICTIONS
 from mtl.pipeline.run import run
 from mtl.runs.predictions_file import METADATA, read_predictions
 from mtl.training.measurements import Measurements, is_routing

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from mtl.callbacks.last_checkpoint import LastCheckpoint
-from mtl.callbacks.length import ends_epoch
+from mtl.callbacks.phase_length import ends_epoch
 from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.pipeline.run import run
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW, SMALL, compose_small, resume_small

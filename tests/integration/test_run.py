@@ -216,7 +216,7 @@ def test_a_sweep_started_again_skips_what_has_finished_and_resumes_the_rest(tmp_
     assert read_runs([tmp_path / "sweep"]).table["seed"].to_list() == [1, 2]
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.suffix != ".log"} == finished
     assert json.loads((second / "results.json").read_text())["epochs"] == 12
-    assert (second / "train.log").read_text().count("INFO mtl.callbacks.reports: epoch ") == 12
+    assert (second / "train.log").read_text().count("INFO mtl.callbacks.epoch_report: epoch ") == 12
     assert 0 < stopped_at < read(second / "checkpoints" / "last.ckpt")["global_step"]
     words[1] = "seed=1,3"  # another job in the same folder
     outcome = Forked([*words, "hydra.sweep.subdir=0_synthetic_moe_comet_seed1"], tmp_path / "other", cwd=ROOT).wait()

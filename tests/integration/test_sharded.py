@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import mtl
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
-from mtl.checkpoints.parts import checksum_of, read_shards
+from mtl.checkpoints.shards import checksum_of, read_shards
 from mtl.checks import InputError
 from mtl.config.build import build_trainer, check_options
 from mtl.pipeline.run import run

@@ -20,7 +20,7 @@ import mtl
 from mtl.analysis.conflicts import as_table
 from mtl.checks import InputError
 from mtl.cli import share
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.files.writing import write_json
 from mtl.jobs.job import Job, JobResult, Prune
 from mtl.pipeline.run import run

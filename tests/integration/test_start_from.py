@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checkpoints.files import CheckpointIO, read
-from mtl.checkpoints.start import grouped, start_from
+from mtl.checkpoints.warm_start import grouped, start_from
 from mtl.checks import InputError
 from mtl.cli.train import Source, start
 from mtl.config import build
@@ -56,7 +56,7 @@ def test_weights_and_buffers_are_copied(source: Path, tmp_path: Path, caplog: py
     before = {name: value.clone() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     with caplog.at_level(logging.INFO):
         start_from(network, read(source))
-    [line] = [record.message for record in caplog.records if record.name == "mtl.checkpoints.start"]
+    [line] = [record.message for record in caplog.records if record.name == "mtl.checkpoints.warm_start"]
     old = {name.removeprefix("network."): value for name, value in read(source)["state_dict"].items()}
     copied = 0
     for name, value in network.state_dict().items():
@@ -126,7 +126,7 @@ def test_a_run_starts_fresh_and_resumes_without_the_file(
     again = resume_small(parts / "checkpoints" / "last.ckpt", parts, "+callbacks.stop=null")
     assert again.start_from == str(copy)  # where its weights came from
     run(again)
-    assert [record.name for record in caplog.records].count("mtl.checkpoints.start") == 2  # not when it resumed
+    assert [record.name for record in caplog.records].count("mtl.checkpoints.warm_start") == 2  # not when it resumed
     assert_same(parts, whole)
     assert read(whole / "checkpoints" / "last.ckpt")["global_step"] == 10
 

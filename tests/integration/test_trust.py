@@ -20,7 +20,7 @@ from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_
 from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
 from mtl.config.resume import NAME_KEYS, config_to_load, is_portable
-from mtl.files.records import flatten
+from mtl.files.run_files import flatten
 from mtl.pipeline.run import run
 from mtl.use.prune import prune_run
 from mtl.use.trained import load

@@ -17,7 +17,7 @@ import optuna
 import pytest
 
 from mtl.cli import tune
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.jobs.job import JobResult
 from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra

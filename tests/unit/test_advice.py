@@ -14,7 +14,7 @@ from mtl.cli.use import predict
 from mtl.pipeline import finish
 from mtl.pipeline.advice import advice, skill_score
 from mtl.pipeline.run import run
-from mtl.report.against import compare_with_baselines
+from mtl.report.baseline_comparison import compare_with_baselines
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
 from mtl.training.measurements import Measurements

@@ -17,7 +17,7 @@ from torch import Tensor
 import mtl
 from mtl import table_models
 from mtl.checkpoints.files import read
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.pipeline.run import run
 from mtl.table_models import choose_model
 from mtl.table_models.base import Constant, TableModel, split_outputs

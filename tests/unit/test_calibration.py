@@ -23,12 +23,12 @@ import mtl
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.cli.use import predict as predict_command
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.nn.calibration import Calibration
 from mtl.pipeline.run import run
 from mtl.predictions import interval, to_predictions
 from mtl.runs.predictions_file import read_predictions
-from mtl.training.calibrating import conformal_scores, fit_calibration, isotonic, platt, temperature
+from mtl.training.fit_calibration import conformal_scores, fit_calibration, isotonic, platt, temperature
 from mtl.types import NetworkOutput, TaskSpec
 from mtl.use import program
 from mtl.use.export import export_run

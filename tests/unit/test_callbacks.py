@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.callbacks.default_callbacks import LayerAdaptation
 from mtl.callbacks.routing_monitor import RoutingMonitor
-from mtl.callbacks.standard import LayerAdaptation
 
 from mtl.analysis.figures import curves
 from mtl.analysis.patterns import compare_selections, heaviest_experts, jaccard, selected_experts

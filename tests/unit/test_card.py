@@ -12,7 +12,7 @@ import yaml
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.checkpoints.plain import read_plain, write_plain
+from mtl.checkpoints.safetensors_weights import read_plain, write_plain
 from mtl.checks import InputError
 from mtl.cli.use import card
 

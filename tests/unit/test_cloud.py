@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 
 import mtl
 from mtl.checks import InputError
-from mtl.cli.line import read_line
+from mtl.cli.command_line import read_line
 from mtl.cli.use import predict
 from mtl.files.cloud import CloudPath, path_of
 from tests.loaded import loaded

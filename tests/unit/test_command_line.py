@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli import main, reproduce, share, train, tune
-from mtl.cli.line import read_line
+from mtl.cli.command_line import read_line
 from mtl.cli.study import start
 from mtl.config.compose import CONF, composed, opened, split_overrides
 from mtl.config.patterns import with_columns
-from mtl.pipeline.ending import next_commands
+from mtl.pipeline.next_commands import next_commands
 from mtl.runs.commands import CommandLine, config_dirs
 
 

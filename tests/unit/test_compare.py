@@ -17,7 +17,7 @@ from scipy.stats import norm
 import mtl
 from mtl.checks import InputError
 from mtl.cli.use import compare as command
-from mtl.files.records import PREDICTIONS
+from mtl.files.run_files import PREDICTIONS
 from mtl.report.statistics import holm
 from mtl.runs.predictions_file import write_predictions
 from mtl.training.labeled_predictions import LabeledPredictions

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables.growing import learn_tasks
 from mtl.data_modules.tables.labels import TargetOptions
+from mtl.data_modules.tables.vocabulary_growth import learn_tasks
 
 import mtl
 from mtl.checks import InputError

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import mtl
 from mtl.cli import reproduce, share, tune
-from mtl.cli.line import read_line
+from mtl.cli.command_line import read_line
 from mtl.cli.main import COMMANDS
 from mtl.config.compose import split_overrides
 from mtl.options import valid

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtl.checks import InputError
 from mtl.gates import CometGate, SoftmaxGate
-from mtl.networks.split import expert_neurons, read_neuron_scores
+from mtl.networks.expert_init import expert_neurons, read_neuron_scores
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import task_loss_sums
 from mtl.types import Batch, DataSpec, TaskSpec

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.base import TensorDataModule
-from mtl.data_modules.feeding import BatchPlan, RowsSampler
+from mtl.data_modules.samplers import BatchPlan, RowsSampler
 from mtl.data_modules.stream import StreamLoader, ordered_windows, shuffle_windows
 from torch import Tensor
 

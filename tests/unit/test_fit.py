@@ -31,7 +31,7 @@ from mtl.cli.report import main as report
 from mtl.cli.train import read_start
 from mtl.cli.use import explain as explain_command
 from mtl.cli.use import importance as importance_command
-from mtl.files.records import read_json
+from mtl.files.run_files import read_json
 from mtl.overrides import quote_path
 from mtl.pipeline import memory
 from mtl.pipeline.run import run

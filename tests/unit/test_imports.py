@@ -139,9 +139,9 @@ def test_a_name_that_is_not_there_is_found(tmp_path: Path) -> None:
     script = tmp_path / "benchmarks" / "script.py"
     script.parent.mkdir()
     script.write_text(
-        'from mtl.files.records import RESULTS, NOTHING\nPRELOADED = ["mtl.pipeline.run", "mtl.cli.ran"]\n'
+        'from mtl.files.run_files import RESULTS, NOTHING\nPRELOADED = ["mtl.pipeline.run", "mtl.cli.ran"]\n'
     )
-    assert unresolved(script) == ["mtl.cli.ran", "mtl.files.records.NOTHING"]
+    assert unresolved(script) == ["mtl.cli.ran", "mtl.files.run_files.NOTHING"]
 
 
 def exported() -> set[str]:

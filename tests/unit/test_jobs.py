@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from mtl.checks import InputError
 from mtl.config.compose import split_overrides
-from mtl.files.records import LOCK
+from mtl.files.run_files import LOCK
 from mtl.jobs.job import Do, Job, JobResult, Prune, do
 from mtl.jobs.process import SERVER
 from mtl.jobs.setting import Setting

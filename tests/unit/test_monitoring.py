@@ -15,10 +15,10 @@ import pytest
 import torch
 from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
+from mtl.callbacks.epoch_report import main_metric
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.lr_schedule import PlateauRate
-from mtl.callbacks.monitored import MonitorCheck
-from mtl.callbacks.reports import main_metric
+from mtl.callbacks.monitoring import MonitorCheck
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader

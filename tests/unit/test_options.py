@@ -21,8 +21,8 @@ from typing_extensions import TypedDict
 from mtl.checks import InputError, format_value
 from mtl.config import build, resolvers
 from mtl.config.check import check, find, options
-from mtl.config.explain import explain
-from mtl.files.literals import escape_interpolation, unescape_interpolation
+from mtl.config.hydra_errors import explain
+from mtl.files.escaping import escape_interpolation, unescape_interpolation
 from mtl.options import Address, Count, FilePath, Fraction, Positive, TaskName, adapter, fits, valid
 from mtl.python.fit import own_hydra
 from tests.conftest import ROOT

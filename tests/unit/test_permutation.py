@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtl.checkpoints.files import CheckpointIO, read
-from mtl.checkpoints.start import start_from
+from mtl.checkpoints.warm_start import start_from
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate
 from mtl.gates.permuted import Permutation, PermutedGate

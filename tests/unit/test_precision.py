@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.guards import FiniteGuard
+from mtl.callbacks.sanity_guards import FiniteGuard
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.plugins import MixedPrecision

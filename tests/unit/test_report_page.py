@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
-from mtl.files.literals import markdown, plain
+from mtl.files.escaping import markdown, plain
 from mtl.files.tables import Bold, Table
 from mtl.report.page import Link, Page, Section, picture
 from mtl.report.runs import read_named_runs

@@ -53,7 +53,7 @@ def test_runs_with_names_of_the_caller(tmp_path: Path) -> None:
         read_named_runs({})
 
 
-LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO mtl.callbacks.reports: epoch 0: train/loss 0.5\n"
+LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO mtl.callbacks.epoch_report: epoch 0: train/loss 0.5\n"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from mtl.cli.sweep import SweepTable
 from mtl.config.compose import CONF
-from mtl.files.records import flatten, read_json
+from mtl.files.run_files import flatten, read_json
 from mtl.pipeline.run import SOFTWARE
 from mtl.pipeline.run import run as train
 from mtl.runs.console import ConsoleHandler

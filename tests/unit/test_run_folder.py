@@ -19,10 +19,10 @@ from mtl.checks import InputError
 from mtl.cli.errors import explain
 from mtl.config import resolvers
 from mtl.config.resume import is_portable
-from mtl.files.records import checked_file
+from mtl.files.run_files import checked_file
 from mtl.pipeline import memory
-from mtl.pipeline.folder import lock_run_folder, unlock_run_folder
 from mtl.pipeline.peers import is_lost_peer
+from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
 from mtl.runs import commands
 from mtl.runs.caller import Caller
 from mtl.runs.console import FaultTolerantStream

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.length import PhaseLength, did_step, epochs_left
+from mtl.callbacks.epoch_report import time_left
 from mtl.callbacks.lr_schedule import LearningRate, PlateauRate
-from mtl.callbacks.monitored import MonitorCheck
-from mtl.callbacks.reports import time_left
+from mtl.callbacks.monitoring import MonitorCheck
+from mtl.callbacks.phase_length import PhaseLength, did_step, epochs_left
 from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 
 from mtl.checks import InputError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.data_modules.texts.answers import exact_match, f1, split_answer
+from mtl.data_modules.texts.squad_metrics import exact_match, f1, split_answer
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 

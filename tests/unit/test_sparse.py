@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtl.checkpoints.start import start_from
+from mtl.checkpoints.warm_start import start_from
 from mtl.checks import InputError
 from mtl.config import build
 from mtl.networks.bottom import HASH_FACTORS, TabularBottom

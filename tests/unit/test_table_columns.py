@@ -12,10 +12,10 @@ from typing import Any
 import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables.described import suggest_column_options
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.inference import has_id_name
 from mtl.data_modules.tables.statistics import outlier_bounds
+from mtl.data_modules.tables.suggested_options import suggest_column_options
 
 from mtl.checks import InputError
 from tests.loaded import loaded

@@ -17,8 +17,8 @@ from mtl.training.measurements import log_values
 from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
 
-from .length import epochs_left
-from .monitored import MonitoringCallback
+from .monitoring import MonitoringCallback
+from .phase_length import epochs_left
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
-from mtl.files.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, checked_file
+from mtl.files.run_files import COMMAND, CONFIG, LOCK, LOG, RESULTS, checked_file
 from mtl.files.writing import reported
 from mtl.runs.caller import Caller
 

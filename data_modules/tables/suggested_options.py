@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from mtl.checks import join_names, require
-from mtl.files.literals import escape_interpolation
+from mtl.files.escaping import escape_interpolation
 
+from .column_report import log_overview
 from .encoder import check_columns
 from .inference import has_id_name
 from .labels import TargetOptions
 from .learning import infer
 from .options import TableOptions
-from .overview import log_overview
 from .profile import Profile
 from .row_source import RowSource
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mtl.checks import InputError
 from mtl.distributed import RowShards, gather
-from mtl.files.records import checked_file
+from mtl.files.run_files import checked_file
 from mtl.files.writing import writing
 from mtl.options import StrictModel
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.distributed import gather, gather_full, world_size
-from mtl.files.records import flatten
+from mtl.files.run_files import flatten
 from mtl.overrides import LOCAL
 
 MAY_DIFFER = {*LOCAL, "overrides"}  # between processes

@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, Trainer
 from mtl.checks import join_names, require, suggestion
 from mtl.training.module import MultiTaskModule
 
-from .length import ends_epoch, validates_within_epoch
+from .phase_length import ends_epoch, validates_within_epoch
 
 OUR_PACKAGES = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 

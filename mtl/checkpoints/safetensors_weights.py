@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mtl.checks import InputError, first_line, require, require_packages
-from mtl.files.records import checked_file
+from mtl.files.run_files import checked_file
 from mtl.files.writing import write_text, writing
 
 WEIGHTS, CONTENT = "model.safetensors", "model.json"

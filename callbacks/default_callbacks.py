@@ -11,11 +11,11 @@ from mtl.gates.adaptive import AdaptiveGate, update_adaptive_gates
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.runs.trial import TrialEnd
 
-from .guards import FiniteGuard, ProcessAgreement
-from .length import did_step
-from .monitored import MonitorCheck
+from .epoch_report import EpochReport, TrialReport
+from .monitoring import MonitorCheck
+from .phase_length import did_step
 from .random_state import RandomState
-from .reports import EpochReport, TrialReport
+from .sanity_guards import FiniteGuard, ProcessAgreement
 
 
 def standard_callbacks(trial: TrialEnd | None = None) -> list[Callback]:

@@ -11,7 +11,7 @@ from mtl.distributed import summon_full_params
 from mtl.gates.permuted import Permutation
 from mtl.options import LargeCount, Positive, validated
 
-from .length import Part, PhaseLength
+from .phase_length import Part, PhaseLength
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import InputError, causes, format_value, suggestion
 from mtl.config.compose import opened
-from mtl.files.records import flatten
+from mtl.files.run_files import flatten
 from mtl.overrides import key_of
 
 OF_HYDRA = ("Config group override must be", "integer string conversion")  # errors that Hydra raises as a ValueError
