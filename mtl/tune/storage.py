@@ -19,9 +19,9 @@ from mtl.checks import InputError, first_line
 
 STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
-PATIENCE = 5  # seconds that a worker waits for other workers' writes to an SQLite file
+SQLITE_TIMEOUT_S = 5  # seconds that a worker waits for other workers' writes to an SQLite file
 _DAMAGED = "the file is damaged: put a copy of it back, or move it away and begin the study anew"
-BROKEN = {  # error messages of SQLite and Optuna for which retrying does not help, and advice
+ADVICE_BY_ERROR = {  # error messages of SQLite and Optuna for which retrying does not help, and advice
     "database is locked": "another program holds the file: end that one, and start the same command again",
     "malformed": _DAMAGED,
     "not a database": _DAMAGED,
@@ -53,7 +53,7 @@ def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseSto
             f"storage={_without_credentials(address)}: {first_line(error.__cause__ or error)}; {accepted}"
         ) from None
     except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-        if attempt == ATTEMPTS or any(text in first_line(error.__cause__ or error) for text in BROKEN):
+        if attempt == ATTEMPTS or any(text in first_line(error.__cause__ or error) for text in ADVICE_BY_ERROR):
             raise _refused(address, error) from None
     time.sleep(0.2 * attempt)
     return open_storage(address, folder, attempt + 1)
@@ -70,7 +70,7 @@ def opened(address: str | None, folder: Path) -> Iterator[BaseStorage]:
 
 def _refused(address: str, error: BaseException) -> InputError:
     reason = first_line(error.__cause__ or error)
-    remedies = [todo for text, todo in BROKEN.items() if text in reason]
+    remedies = [todo for text, todo in ADVICE_BY_ERROR.items() if text in reason]
     [todo, *_] = [*remedies, "start the same command again when it can be reached"]
     return InputError(f"storage={_without_credentials(address)}: {reason}; {todo}")
 
@@ -91,7 +91,7 @@ def _database(address: str) -> RDBStorage:
     # Without a pool, each operation opens its own connection, so none is stale after hours of training
     if not address.startswith("sqlite"):
         return RDBStorage(address, engine_kwargs={"poolclass": NullPool})
-    storage = RDBStorage(address, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": PATIENCE}})
+    storage = RDBStorage(address, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}})
 
     # By default SQLite reads before it locks: two workers could both see a waiting trial and take it
     @sqlalchemy.event.listens_for(storage.engine, "connect")

@@ -317,7 +317,7 @@ def test_a_storage_that_cannot_be_opened_is_one_message(storage: str, message: s
 
 @pytest.mark.parametrize("how", ["locked", "text", "cut", "schema"])
 def test_a_locked_damaged_or_old_file_is_one_message_at_once(how: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("mtl.tune.storage.PATIENCE", 0.5)
+    monkeypatch.setattr("mtl.tune.storage.SQLITE_TIMEOUT_S", 0.5)
     address, file = f"sqlite:///{tmp_path}/study.db", tmp_path / "study.db"
     search = worker(address, 1)
     run(search)
