@@ -65,19 +65,19 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = ratings(args.data)
     ends = [round((FIRST + SHARE * step) * len(rows)) for step in range(STEPS + 2)]
-    rows_by_way: dict[str, list[dict[str, float]]] = {"first": [], "continued": [], "careful": [], "anew": []}
+    metrics_by_way: dict[str, list[dict[str, float]]] = {"first": [], "continued": [], "careful": [], "anew": []}
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as folder:
             trained("first", rows, ends, 0, Path(folder), seed)
-            for step, way in itertools.product(range(1, STEPS + 1), rows_by_way):
+            for step, way in itertools.product(range(1, STEPS + 1), metrics_by_way):
                 start = time.process_time()
                 model = trained(way, rows, ends, step, Path(folder), seed)
                 seconds = time.process_time() - start
                 values = tested(model, rows[ends[step] : ends[step + 1]]) | {"CPU seconds": seconds}
                 print(f"seed {seed}, step {step}, {way}: {shown(values)}", flush=True)
-                rows_by_way[way] += [values] if step > CHOSEN else []
-    for way, rows in rows_by_way.items():
-        print(f"{way}: {shown({name: statistics.fmean(row[name] for row in rows) for name in rows[0]})}")
+                metrics_by_way[way] += [values] if step > CHOSEN else []
+    for way, runs in metrics_by_way.items():
+        print(f"{way}: {shown({name: statistics.fmean(run[name] for run in runs) for name in runs[0]})}")
 
 
 def shown(values: dict[str, float]) -> str:

@@ -505,7 +505,7 @@ def main() -> None:
     every = [*OTHERS, *NETWORKS, *TUNED]
     usual = [name for name in every if name not in SLOW]
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
-    parser.add_argument("--try", dest="words", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")
+    parser.add_argument("--try", dest="overrides", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")
     args = parser.parse_args()
     out = OPTIONS if args.overrides else OUT
     if args.overrides:

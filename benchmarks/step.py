@@ -179,8 +179,8 @@ def weightings(case: Case, rounds: int) -> list[Row]:
     calls = {}
     for file in sorted((ROOT / "conf/weighting").glob("*.yaml")):
         options = OmegaConf.load(file)
-        for at in ("parameters", "representation") if "at" in options else ("",):
-            chosen = OmegaConf.merge(options, {"at": at} if at else {})
+        for at in ("parameters", "representation") if "grad_wrt" in options else ("",):
+            chosen = OmegaConf.merge(options, {"grad_wrt": at} if at else {})
             network, tasks = ours(GATES["softmax"], case=case), len(case.spec.tasks)
             try:
                 weighting = instantiate(chosen, _convert_="all")(network=network, num_tasks=tasks)

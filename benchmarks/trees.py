@@ -46,7 +46,7 @@ def features(data: TableDataModule, split: str) -> tuple[Any, Any, Any]:
 
 def trees(data: TableDataModule, seed: int) -> dict[str, float]:
     """Train trees for each task; return their test metrics by task and name."""
-    (x, few, many), (x_new, few_new, many_new), values = features(data, "train"), features(data, "test"), {}
+    (x, few, many), (x_new, few_new, many_new), metrics = features(data, "train"), features(data, "test"), {}
     kinds = np.r_[np.ones(few.shape[1]), np.zeros(x.shape[1])].astype(bool)
     for task in data.spec.tasks:
         y, truth = (data.splits[split].targets[task.name].double().numpy() for split in ("train", "test"))
@@ -68,8 +68,8 @@ def trees(data: TableDataModule, seed: int) -> dict[str, float]:
             "mse": lambda truth=truth, values=values: mean_squared_error(truth, values),
             "r2": lambda truth=truth, values=values: r2_score(truth, values),
         }
-        values |= {f"{task.name}/{name}": compute[name]() for name in METRICS[task.name]}
-    return values
+        metrics |= {f"{task.name}/{name}": compute[name]() for name in METRICS[task.name]}
+    return metrics
 
 
 def main() -> None:

@@ -112,8 +112,8 @@ def distributions(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) 
     them. One of them that is NaN or infinite leaves the task out.
     """
     classes = {name: output for name, output in outputs.items() if tasks[name].kind == "multiclass"}
-    scores = {name: output for name, output in outputs.items() if name not in classes}
-    values = {name: value for name, value in readable(tasks, scores).items() if name in tasks}
+    others = {name: output for name, output in outputs.items() if name not in classes}
+    values = {name: value for name, value in readable(tasks, others).items() if name in tasks}
     numbers = gather_rows({name: main_number(tasks[name], value) for name, value in values.items()} | classes)
     finite = {name: value for name, value in numbers.items() if bool(value.isfinite().all())}
     return {name: distribution(tasks[name], value) for name, value in finite.items()}

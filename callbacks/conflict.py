@@ -21,7 +21,7 @@ from mtl.types import Batch
 
 from .phase_length import did_step
 
-MAX_BATCHES_PER_TASK = 8  # validation batches of a task that are measured on in turn
+MAX_BATCHES_PER_TASK = 8  # validation batches with labels of the same tasks, which are measured on in turn
 
 
 class Conflict(Callback):
@@ -83,8 +83,9 @@ class Conflict(Callback):
 
 
 def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
-    """Return at most ``MAX_BATCHES_PER_TASK`` validation batches of this process by the tasks that they have labels of.
+    """Return validation batches of this process by the tasks that they have labels of.
 
+    There are at most ``MAX_BATCHES_PER_TASK`` for each set of tasks.
     All processes get as many batches of the same tasks, in the same order: their forward passes communicate. A process
     that has no such batch, or no rows of it, gets one of 0 rows. Batches of fewer than two rows in all are left out.
     """

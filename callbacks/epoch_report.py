@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
+from torch import Tensor
 
 from mtl.files.formatting import duration, number
 from mtl.runs.trial import TrialEnd
@@ -38,6 +39,7 @@ class EpochReport(MonitoringCallback):
         self._start = 0.0
         self._before = 0.0  # seconds of the current epoch before the run was stopped and resumed
         self._told = False  # how long the run will take
+        self._train_means: dict[str, Tensor] = {}  # of the epoch that ends; a task without a label has none
 
     def logged_names(self) -> list[str]:
         """Return the names of the values that are logged at the end of an epoch."""
@@ -53,7 +55,8 @@ class EpochReport(MonitoringCallback):
         self.seconds.append(time.perf_counter() - self._start)
         log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
         values = trainer.callback_metrics
-        values.update(pl_module.train_meter.means())  # callbacks run before the module logs them
+        self._train_means = pl_module.train_meter.means()
+        values.update(self._train_means)  # callbacks run before the module logs them
         super().on_train_epoch_end(trainer, pl_module)
         phrases = [f"train {number(float(values['train/loss']), 4)}"]
         if "val/loss" in values:
@@ -71,9 +74,9 @@ class EpochReport(MonitoringCallback):
 
     def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
         """Compare the losses of each task in a validated epoch with those of its best one."""
-        metrics = trainer.callback_metrics
         for task in pl_module.tasks:
-            train, val = (float(metrics.get(f"{split}/{task}/loss", math.nan)) for split in ("train", "val"))
+            train = float(self._train_means.get(f"train/{task}/loss", math.nan))
+            val = float(trainer.callback_metrics.get(f"val/{task}/loss", math.nan))
             if math.isnan(val) or math.isnan(train):  # without a label
                 continue
             progress = self.progress.get(task)
@@ -141,9 +144,11 @@ class TrialReport(MonitoringCallback):
         self.monitor = str(pl_module.config.get("monitor", "val/loss"))
         self._is_trial = trainer.strategy.broadcast(self._trial is not None)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        if self._is_trial:  # another run need not log the value
+            super().on_train_epoch_end(trainer, pl_module)
+
     def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
-        if not self._is_trial:
-            return
         stop = self._trial is not None and math.isfinite(value) and self._trial.report(trainer.current_epoch, value)
         if trainer.strategy.reduce_boolean_decision(stop, all=False):  # only the first process has asked
             log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, self.monitor, value)

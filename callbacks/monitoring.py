@@ -13,15 +13,15 @@ from mtl.training.module import MultiTaskModule
 
 from .phase_length import ends_epoch, validates_within_epoch
 
-OUR_PACKAGES = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
+KNOWN_PACKAGES = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 
 
 class MonitoringCallback(Callback):
     """Base of callbacks that read the value ``monitor``: subclasses implement ``on_value``.
 
-    A value of the validation is new once after it, at the end of the epoch; if the class is ``within_epochs``, also
-    right after a validation within the epoch. Other values are new at the end of each epoch. ``section``: where the
-    options of the callback are.
+    A value of the validation is read once after it: at the end of the epoch or, if the class is ``within_epochs`` and
+    the validation lies within the epoch, right after it. Other values are read at the end of each epoch. ``section``:
+    where the options of the callback are.
     """
 
     monitor: str | None
@@ -72,7 +72,7 @@ class MonitorCheck(Callback):
         for callback in callbacks:
             if hasattr(callback, "logged_names"):
                 names += callback.logged_names()
-            elif not type(callback).__module__.startswith(OUR_PACKAGES):
+            elif not type(callback).__module__.startswith(KNOWN_PACKAGES):
                 return
         for callback in callbacks:
             monitor = getattr(callback, "monitor", None)

@@ -84,16 +84,16 @@ class DigitsDataModule(TensorDataModule):
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         grey, grey_digits = concat_parts([mnist.read(self.mnist, part) for part in ("train", "t10k")])
-        colour, colour_digits = concat_parts([self._read_svhn(part) for part in self.parts])
+        color, color_digits = concat_parts([self._read_svhn(part) for part in self.parts])
         grey_rows = split_images("MNIST", len(grey), MNIST_ROWS, self.generator(0))
-        colour_rows = split_images(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self.generator(1))
+        color_rows = split_images(f"SVHN ({', '.join(self.parts)})", len(color), SVHN_ROWS, self.generator(1))
         splits = {}
         for name in SPLITS:
-            first, second = grey_rows[name], colour_rows[name]
+            first, second = grey_rows[name], color_rows[name]
             image = torch.empty(len(first) + len(second), 3, SIDE, SIDE, dtype=torch.uint8)
             image[: len(first)] = to_color(grey[first])
-            torch.index_select(colour, 0, second, out=image[len(first) :])  # torch.cat would copy twice
-            splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], colour_digits[second]])})
+            torch.index_select(color, 0, second, out=image[len(first) :])  # torch.cat would copy twice
+            splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], color_digits[second]])})
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardize)
         task = TaskSpec("digit", "multiclass", mnist.CLASSES)
         return DataSpec({"image": Image(3, SIDE, SIDE, mean, std)}, [task]), splits

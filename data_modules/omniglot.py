@@ -31,7 +31,7 @@ ALPHABET_NAMES = """
     Korean Early_Aramaic Atemayar_Qelisayer
 """
 ALPHABETS = tuple(ALPHABET_NAMES.split())
-DRAWINGS_PER_SPLIT = {"train": 10, "val": 4, "test": 6}  # drawings of the 20 of each character
+DRAWINGS_PER_SPLIT = {"train": 10, "val": 4, "test": 6}  # of the 20 drawings of each character
 
 
 class OmniglotDataModule(TasksDataModule):
@@ -93,7 +93,7 @@ class OmniglotDataModule(TasksDataModule):
 
 
 def split_drawings(name: str, character: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the indices of train, val and test: of each character at random, as ``DRAWINGS_PER_SPLIT`` says.
+    """Return the indices of train, val and test: DRAWINGS_PER_SPLIT of the drawings of each character, at random.
 
     ``character [N]`` is the character of each row, ``name`` the alphabet that messages name. Raises InputError if a
     character has too few drawings.

@@ -33,7 +33,7 @@ from .texts.squad_windows import CACHE_VERSION, Windows, cut_windows
 logger = logging.getLogger(__name__)
 
 TASK = "squad"
-VAL_FRACTION = 0.1  # of the training articles used for validation
+VAL_FRACTION = 0.1  # of the training articles, for validation
 MAX_SPECIAL_TOKENS = 4  # the largest number of special tokens in a row
 SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 FILES = {  # the name of each official file and its sha256

@@ -24,7 +24,7 @@ LEFT_OUT = ("scorer", "calibration")  # a scorer needs texts, which are not stor
 def spec_state(spec: DataSpec) -> dict[str, Any]:
     """Return ``spec`` as plain data; the scorers of tasks are left out."""
     return {
-        "inputs": {name: {"kind": type(kind).__name__, **_fields(kind)} for name, kind in spec.inputs.items()},
+        "inputs": {name: {"kind": type(item).__name__, **_fields(item)} for name, item in spec.inputs.items()},
         "tasks": [_fields(task) for task in spec.tasks],
         "extras": {
             name: {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}

@@ -44,7 +44,7 @@ EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 class TableDataModule(TensorDataModule):
     """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
-    ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``TargetOptions``, with a kind. An empty
+    ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``LabelOptions``, with a kind. An empty
     cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text. The
     kind of an input is inferred, see ``infer_kind``, unless ``columns`` gives it, by name: category, number, date, list
     or text, or ``ColumnOptions``. Categories become ids, see ``VocabularyOptions``. Numbers are scaled to mean 0 and
@@ -139,7 +139,7 @@ class TableDataModule(TensorDataModule):
         self.fractions["train"] += sum(self.fractions[name] for name in own_files)  # test stays a tenth of the rows
         self.random_split = self.split.by in ("random", "group") and test_path is None
         self.window_rows = window_rows
-        # Read at a time; None: a whole file
+        # How many rows are read at a time; None: all rows of a file
         self.block_rows = None if window_rows is None else -(-window_rows // WINDOW_BLOCKS)
         streamed = "weight_column: rows that are read by data.window_rows have no weights; use data.window_rows=null"
         require(window_rows is None or not self.weight_columns, streamed)
@@ -236,7 +236,7 @@ class TableDataModule(TensorDataModule):
             self.earlier = encoder, list(spec.tasks)
 
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
-        """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
+        """Return other rows with their labels; InputError, with ``where``, for a missing column or invalid cell."""
         encoder, columns = self.row_encoder, [task.column for task in self.labels]
         assert encoder is not None
         read = [task.column for task in self.labels if encoder.from_text or task.kind == "regression"]  # as inputs are
@@ -270,6 +270,8 @@ class TableDataModule(TensorDataModule):
         """Return the rows that ``path``, ``val_path`` or ``test_path`` names. Raises InputError."""
         if split in self.frames:
             return RowSource.of_frames({str(self.paths[split]): self.frames[split]})
+        if self.window_rows is not None:
+            check_parquet(self.paths[split], f"data.{OPTION[split]}")
         reading = self.csv.separator, self.csv.null_values, self.window_rows is None
         return RowSource.open(self.paths[split], f"data.{OPTION[split]}", *reading)
 
@@ -383,7 +385,7 @@ class TableDataModule(TensorDataModule):
         return Batch(inputs, batch.targets, batch.weights, batch.groups)
 
     def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:
-        """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""
+        """Return the labels ``[N]`` of each task. Raises InputError, which names the first invalid cell."""
         assert self.row_encoder is not None
         pairs = zip(self.labels, tasks, strict=True)
         targets = {task.name: task.targets(spec, frame, where) for task, spec in pairs}
@@ -431,7 +433,7 @@ class TableDataModule(TensorDataModule):
 
 
 def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str = "") -> Tensor:
-    """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
+    """Return a column of weights ``[N]``, float64. Raises InputError, which names the first invalid cell."""
     cells = Cells(frame, name, where)
     cells.check_type(" to weights")
     column = cells.numbers(number_format)

@@ -62,8 +62,9 @@ class TextDataModule(TextTasksDataModule):
     """Serve ``tasks``, which map names to ``{path, text, label, kind}`` and further options.
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
-    pairs. ``label``, ``kind`` and ``TargetOptions``: the column of the labels, and how to read it, as for
-    ``data=table``. Rows without a label are left out. ``val_path``, ``test_path``: files of their own for val and test.
+    pairs. ``label``: the column of the labels; ``kind`` and the other options of ``LabelRules`` say how to read it, as
+    for ``data=table``. Rows without a label are left out. ``val_path``, ``test_path``: files of their own for val and
+    test.
 
     The rows of the other splits are drawn from ``path`` with ``seed``; ``split``: the fractions of train, val and test.
     """

@@ -23,7 +23,7 @@ def digest(value: Any) -> str:
 
 
 def stamp(*files: Path) -> list[int]:
-    """Return size and modification time of each file: as long as they stay, so does its content. Raises InputError."""
+    """Return size and modification time of each file, by which a changed file is recognized. Raises InputError."""
     try:
         stats = [file.stat() for file in files]
     except OSError as error:

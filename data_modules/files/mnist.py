@@ -40,8 +40,8 @@ def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 def read_splits(folder: Path, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
     """Return images and classes, as ``read`` does, of train, val and test.
 
-    The official test images test, a random sixth of the training images validates. Raises InputError if there are too
-    few.
+    "test" has the official test images, "val" a random sixth of the training images, and "train" the others. Raises
+    InputError if there are too few.
     """
     images, labels = read(folder, "train")
     order, count = torch.randperm(len(images), generator=generator), len(images) // VAL_EVERY

@@ -22,7 +22,7 @@ from .cloud import count_rows, describe_problem
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
-BYTES_PER_TEXT_BYTE = 8  # bytes that it takes to read a byte of text
+BYTES_PER_TEXT_BYTE = 8  # bytes of memory that it takes to read a byte of text
 MAX_EXPANSION = 100  # how many times its size a file may be unpacked to,
 HARMLESS_BYTES = 1 << 26  # and the size that any may
 PATTERN_SIGNS = "*?["  # a path that does not exist and contains one of these is a pattern

@@ -30,7 +30,7 @@ MAX_COLUMNS_LISTED = 40  # columns in the table, besides those with a warning
 MAX_EXAMPLES, MAX_EXAMPLE_LETTERS = 3, 20  # values of a column, and their length in all
 CONSTANT = "constant"
 MIN_ROWS_PER_VALUE = 10  # a column with fewer rows for each value predicts any label perfectly, by chance
-MIN_CLASS_ROWS = 5  # rows of a class
+MIN_ROWS_OR_VALUES = 5  # rows of each class, or distinct numbers, by which a leak is judged
 MIN_RANK_CORRELATION = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
 
 
@@ -54,7 +54,7 @@ def log_overview(
     texts = {column.name: column.counts.table()["value"] for column in categories if column.counts}
     texts |= {label.column: sample[label.column] for label in labels if label.kind != "regression"}
     for name, values in texts.items():
-        if groups := find_same_spelling(values):
+        if groups := find_similar_spellings(values):
             logger.warning(
                 "%s: %s differ only in case or spaces, but are different categories%s",
                 format_value(name), join_names(groups[0]), f"; so do {len(groups) - 1} more" if groups[1:] else "",
@@ -66,7 +66,7 @@ def log_overview(
         )  # fmt: skip
 
 
-def find_same_spelling(values: pl.Series) -> list[list[str]]:
+def find_similar_spellings(values: pl.Series) -> list[list[str]]:
     """Return the groups of texts that differ only in case or spaces."""
     if values.dtype != pl.String:
         return []
@@ -168,7 +168,7 @@ class LeakCheck:
         """Return whether the column determines the class ``label [N]`` of each row, negative for a missing one."""
         y, x = self._labelled(label, label >= 0)
         classes, counts = np.unique(y, return_counts=True)
-        if len(classes) < 2 or counts.min() < MIN_CLASS_ROWS:
+        if len(classes) < 2 or counts.min() < MIN_ROWS_OR_VALUES:
             return False
         changes, ties = y[1:] != y[:-1], x[1:] == x[:-1]
         if (changes & ties).any():
@@ -179,12 +179,12 @@ class LeakCheck:
     def predicts_number(self, label: Any) -> bool:
         """Return whether the column determines the number ``label [N]`` of each row, NaN for a missing one."""
         y, x = self._labelled(label, ~np.isnan(label))
-        if len(np.unique(y)) < MIN_CLASS_ROWS:
+        if len(np.unique(y)) < MIN_ROWS_OR_VALUES:
             return False
         if self.repeats and not ((y[1:] != y[:-1]) & (x[1:] == x[:-1])).any():
             return True
         filled = x > 0
-        if not self.is_number or len(np.unique(x[filled])) < MIN_CLASS_ROWS:
+        if not self.is_number or len(np.unique(x[filled])) < MIN_ROWS_OR_VALUES:
             return False
         ranks = pl.Series(y[filled]).rank().to_numpy(), pl.Series(x[filled]).rank().to_numpy()
         return bool(abs(np.corrcoef(*ranks)[0, 1]) > MIN_RANK_CORRELATION)

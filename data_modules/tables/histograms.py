@@ -14,7 +14,7 @@ from .cells import MISSING
 from .vocabulary import UNKNOWN, Vocabulary
 
 Counted = np.ndarray[Any, Any]
-MAX_CATEGORY_BINS = 50  # for the known categories of a column without a bin of their own; these are at most as many
+MAX_CATEGORY_BINS = 50  # of known categories that share bins; at most as many others have a bin of their own
 
 
 @dataclass(frozen=True)

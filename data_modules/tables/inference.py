@@ -33,9 +33,9 @@ MIN_UNIQUE_FRACTION = 0.9  # of the cells of an identifier
 MIN_WORDS = 3.0  # in a cell of free text, on average
 MIN_DISTINCT_FRACTION = 0.5  # of the cells of free text
 ID_WORDS = "id|ids|uid|uuid|guid|key|code|hash|zip|zipcode|postcode|sku|isbn|ean|asin"
-OWNERS = "user|customer|client|member|patient|account|item|product|article|movie|book|store|shop|seller|merchant"
+ENTITIES = "user|customer|client|member|patient|account|item|product|article|movie|book|store|shop|seller|merchant"
 ID_NAME = re.compile(
-    rf"(id|uuid|guid|isbn|zip)( .*)?|(.* )?({ID_WORDS}|({OWNERS})id)|{OWNERS}|index|row|row number|unnamed \d+"
+    rf"(id|uuid|guid|isbn|zip)( .*)?|(.* )?({ID_WORDS}|({ENTITIES})id)|{ENTITIES}|index|row|row number|unnamed \d+"
 )
 
 
@@ -180,7 +180,7 @@ def find_format(cells: Cells, options: TableOptions, kind: Kind | None) -> str:
 
 
 def infer_numeric(name: str, table: pl.DataFrame, parsed: pl.Series, cell_format: str) -> Inferred:
-    """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for bad cells."""
+    """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for invalid cells."""
     numbers, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
     distinct, why = numbers.n_unique(), ""
     if bool((numbers == numbers.round()).all()):

@@ -32,8 +32,8 @@ MIN_POS_WEIGHT = 1e-9  # the smallest weight of positive rows
 MAX_LABEL = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
 MAX_CLASSES_LISTED = 10  # classes in a message
 NO_LABEL = "no training row has a label for task"
-RARE_CLASS_FRACTION = 0.05  # the fraction of a class that is rare,
-METRICS_OF_RARE_CLASSES = {  # and the default metrics of a task that has one
+RARE_CLASS_FRACTION = 0.05  # a class with a smaller fraction of the labels is rare
+METRICS_OF_RARE_CLASSES = {  # the default metrics of a task with a rare class
     "binary": ("auroc", "auprc", "logloss", "accuracy"),
     "multiclass": ("accuracy", "macro_f1", "logloss"),
 }

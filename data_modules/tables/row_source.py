@@ -32,7 +32,7 @@ MAX_DIFFERENCES_LISTED = 10  # differences in a message
 
 @dataclass(frozen=True)
 class Block:
-    """``count`` rows of a file from row ``start``, counted from 0; ``first`` is the number of this row in all files."""
+    """``count`` rows of the table ``file`` from row ``start``, counted from 0; ``first``: its number in all."""
 
     file: str
     start: int
@@ -44,7 +44,7 @@ class Block:
 class RowSource:
     """The rows of one or several files with the same columns, one file after the other, or of a DataFrame.
 
-    ``tables``: the rows by the name of their file in messages, or, in memory, those of all files in one table.
+    ``tables``: the rows of each file by its name in messages; in memory, one table has the rows of all files.
     ``from_text``: whether they were text files, whose cells are all texts or null. ``stamps``: size and time of each
     file that is read anew for each block; () in the cloud. ``location`` names all files in messages. Numbers may differ
     in type between files: all have the type that holds each of them.

@@ -12,7 +12,7 @@ import polars as pl
 MAX_PENDING = 1 << 16  # up to this many pending values are not worth merging
 SAMPLE_ROWS = 5_000  # rows, at least if there are as many
 MAX_BINS = 16  # of the numbers of a column
-OUTER_FRACTION = 0.01  # of the numbers at each end that may be outliers
+OUTER_FRACTION = 0.01  # of the numbers: as many at each end may be outliers
 
 
 class Counts:

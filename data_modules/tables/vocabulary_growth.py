@@ -69,8 +69,8 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
     extended = {name: column.extended(after, merged[name]) for name, column in columns.items()}
     for name, column in extended.items():
         if isinstance(column, ListColumn):
-            max_size = options.of(name).max_length or column.length
-            extended[name] = replace(column, length=min(lengths[name], max_size))
+            max_length = options.of(name).max_length or column.length
+            extended[name] = replace(column, length=min(lengths[name], max_length))
     added = {
         name: vocabulary.size - before[name].size
         for name, vocabulary in after.items()

@@ -45,12 +45,12 @@ class Windows:
         ``answers``: where the answer to each question begins and ends in its context. A row that does not hold all of
         an answer has no answer. One without a token, such as a lone space, is a missing label.
         """
-        spans_of_answers = torch.tensor([answer or (0, 0) for answer in answers], dtype=torch.int64)  # [Q, 2]
+        answer_characters = torch.tensor([answer or (0, 0) for answer in answers], dtype=torch.int64)  # [Q, 2]
         # Shift the characters of each context past those of the previous one, so that one search finds all tokens
-        length = int(max(spans_of_answers.max(), self.characters.max() if len(self.characters) else 0)) + 1
+        length = int(max(answer_characters.max(), self.characters.max() if len(self.characters) else 0)) + 1
         owner = torch.repeat_interleave(self.sizes)  # [M]
         begins, ends = (self.characters + length * owner[:, None]).t().contiguous()
-        start, end = (spans_of_answers + length * self.asked[:, None]).t().contiguous()
+        start, end = (answer_characters + length * self.asked[:, None]).t().contiguous()
         first = torch.searchsorted(ends, start, right=True)  # the first token that ends after the answer's start
         last = torch.searchsorted(begins, end) - 1  # the last one that begins before its end
         answerable = torch.tensor([answer is not None for answer in answers])

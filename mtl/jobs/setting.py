@@ -59,7 +59,8 @@ def require_same(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -
         changes = "; ".join(f"{key} was {old.get(key, 'not given')}, is {new.get(key, 'not given')}" for key in changed)
         raise InputError(
             f"{name} exists with other options: {changes}. Take the changes back, since runs with other options "
-            "cannot be compared, or choose another name with name=NAME"
+            "cannot be compared, choose another folder with paths.output_dir=FOLDER, or choose another name with "
+            "name=NAME (mtl tune, mtl share)"
         )
 
 

@@ -147,7 +147,7 @@ def checked_runs(settings: Sequence[Sequence[str]]) -> list[DictConfig]:
     """Return the configuration of a run with each list of overrides, to find wrong options before any run."""
     runs = [checked_run(overrides) for overrides in settings]
     monitors = sorted({str(run.monitor) for run in runs})
-    require(len(monitors) == 1, f"the gates have different metrics to monitor: {', '.join(monitors)}")
+    require(len(monitors) == 1, f"the settings have different metrics to monitor: {', '.join(monitors)}")
     return runs
 
 

@@ -18,7 +18,7 @@ from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
 EMBEDDING_STD = 0.3
-MAX_EMBEDDING_DIM = 16  # embedding whose width follows from the number of ids
+MAX_EMBEDDING_DIM = 16  # of an embedding whose width follows from the number of ids
 HASH_PRIME = 2**31 - 1
 HASH_FACTORS = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): any below the prime, a not 0
 Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table

@@ -83,9 +83,9 @@ class Transformer(MultiTaskNetwork):
 
     Experts start as copies of the dense layer (``expert_init="copy"``), or as parts of it: its most important neurons
     (``"neuron_scores"``, by the file ``neuron_scores`` that ``mtl neurons`` writes) or random neurons (``"random"``).
-    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds). A task starts with the gate
-    of the same name in the run of ``start_from``, if there is one, or that of task ``initial_gate[task]``. Without
-    ``load_pretrained`` no file is read, since all weights will come from a checkpoint.
+    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds). With ``start_from``, a
+    task starts with that run's gate of task ``initial_gate[task]``, by default that of its own name, if there is one.
+    Without ``load_pretrained`` no file is read, since all weights will come from a checkpoint.
     """
 
     reads_files = True
@@ -231,7 +231,8 @@ class Transformer(MultiTaskNetwork):
     def convert_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         """Convert the weights of another run's Transformer to the names and shapes of this one.
 
-        Its dense layers become experts, as ``expert_init`` says. A task in ``initial_gate`` gets a copy of that gate.
+        Its dense layers become experts, as ``expert_init`` says. A task in ``initial_gate`` gets a copy of
+        the gate of the task that is named there.
         """
         self.set_extra_state(state.pop("_extra_state", {}))
         layers: Any = self.layers

@@ -44,7 +44,7 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], command_overri
     stages, firsts = paper.stages(), {}
     all_rows = [row for stage in stages for row in stage]
     searched = [row for row in all_rows if paper.space_of(row)]
-    alone = "repeats share a folder, not a storage; start the command on machines with one disk"
+    alone = "nothing is searched, so there is nothing to store; workers share the folder of the runs, on one disk"
     require(bool(searched) or not cfg.storage, f"storage={cfg.storage}: {alone}")
     if searched:  # Optuna is an extra
         from mtl.tune.command import trial_overrides
@@ -148,7 +148,7 @@ class _Worker:
         return self.paper.setting(row, *self.choose(row))
 
     def _rank(self, source: JobList, first: DictConfig) -> None:
-        """Write the importance of neurons, if missing, of each dense run that the jobs split into experts."""
+        """Write the scores of the neurons, if missing, of each dense run that the jobs split into experts."""
         overrides = [override for number in range(source.count) for override in source.overrides(number)]
         for file in {
             Path(override.partition("=")[2].strip("'")) for override in overrides if override.startswith(NEURON_SCORES)

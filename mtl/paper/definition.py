@@ -267,7 +267,9 @@ class Paper:
         try:
             sorter.prepare()
         except CycleError as error:
-            raise InputError(f"{self.name}: {' -> '.join(map('/'.join, error.args[1]))}: refers to itself") from None
+            raise InputError(
+                f"{self.name}: {' -> '.join(map('/'.join, error.args[1]))}: these rows refer to each other in a circle"
+            ) from None
         while ready := sorter.get_ready():
             stages.append([row for key, row in self.rows_by_key.items() if key in ready])
             sorter.done(*ready)

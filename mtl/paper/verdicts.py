@@ -83,7 +83,7 @@ def judge(
 
 
 def required_seeds(mean: float, std: float, overlap: float = 0.0) -> str:
-    """Say how many seeds would make the mean difference significant with the probability ``POWER``."""
+    """Say how many seeds would make the mean difference significant with the probability ``statistics.POWER``."""
     needed = required_runs(mean, std, 1, overlap) if mean else math.inf
     count = f"about {max(needed, MIN_RUNS):,}" if needed <= MAX_SEEDS else f"more than {MAX_SEEDS:,}"
     return f"{count} seeds would decide"

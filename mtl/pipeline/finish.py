@@ -57,7 +57,7 @@ def write(
     record = results.with_training(record, folder)
     record["advice"] = [*compare_with_baselines(measured, record["main_metrics"]), *advice(record, fitted.progress)]
     record["best_epochs"] = {
-        task: {"epoch": int(seen["epoch"]), "val_loss": seen["val"]} for task, seen in fitted.progress.items()
+        task: {"epoch": int(losses["epoch"]), "val_loss": losses["val"]} for task, losses in fitted.progress.items()
     }
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)

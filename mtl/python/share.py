@@ -72,7 +72,8 @@ def share(
     require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")
     texts = [text for text in overrides.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else [])
     share_overrides, run_overrides = split_overrides(texts, OWN)
-    prepare()
+    if not share_options.get("show"):
+        prepare()
     from mtl.sharing.command import share as find_sharing  # slow
     from mtl.sharing.page import write
 

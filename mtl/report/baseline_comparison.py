@@ -39,6 +39,6 @@ def compare_with_baselines(measured: Measurements, mains: Mapping[str, str]) -> 
                 tasks_by_verdict.setdefault(model, {}).setdefault(difference.verdict(), []).append(task)
     return [
         f"Against {model} on these test rows: "
-        f"{'; '.join(f'{outcome} in {join_names(tasks)}' for outcome, tasks in sorted(tasks_of.items()))}."
+        f"{'; '.join(f'{verdict} in {join_names(tasks)}' for verdict, tasks in sorted(tasks_of.items()))}."
         for model, tasks_of in tasks_by_verdict.items()
     ]

@@ -102,7 +102,7 @@ class ComparisonTable:
         return gains
 
     def verdict(self, name: str) -> Verdict:
-        """Return the verdict on a setting: open if some runs have no value, since the others are no random sample."""
+        """Return the verdict on a setting: undecided if a run has no value, since the others are no random sample."""
         gain = self.gains.get(name)
         return gain.verdict() if gain and not gain.undefined else Verdict.UNDECIDED
 

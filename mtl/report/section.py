@@ -53,8 +53,8 @@ def section_of(
 ) -> Section:
     """Return the section on ``runs``: the comparison, costs and, with ``curves``, the pictures of ``pictures_of``.
 
-    ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``ComparisonTable.table``; ``baseline``:
-    the setting with which the others are compared, also in their FLOPs, as in ``costs_of``.
+    ``columns``, ``also``, ``unit``: as in ``compare_settings``; ``published``: as in ``ComparisonTable.table``;
+    ``baseline``: the setting with which the others are compared, also in their FLOPs, as in ``costs_of``.
     """
     comparison, published = compare_settings(runs, also, columns, unit, baseline), published or {}
     compared = {quantity.column for quantity in comparison.quantities}

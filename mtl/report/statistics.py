@@ -21,9 +21,9 @@ from mtl.training.metrics import higher_is_better
 
 Value = float | None
 Values = Mapping[Any, Value]  # of the runs of a setting; runs of two settings with the same key are a pair
-SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
+SIGNIFICANCE = 0.05  # a difference with a smaller p-value is significant
 MIN_RUNS = 3  # pairs of runs of a paired test, and runs of a setting that a verdict needs
-POWER = 0.8  # the probability that the difference of `runs_to_decide` runs is significant
+POWER = 0.8  # the probability that the difference of `required_runs` runs is significant
 DELTA = "delta_m"  # a metric of test and validation, in percent
 TITLE = "delta-m, %"
 SEEDS = ("seed", "data_seed")  # columns of the table of runs

@@ -81,7 +81,7 @@ def protect_streams() -> None:
 
 
 def with_progress_bar(steps: Sequence[Step], title: str) -> Iterable[Step]:
-    """Yield ``steps``, on a terminal beside a bar that says ``what`` is done and how long it will take."""
+    """Yield ``steps``, on a terminal beside a bar that shows their ``title`` and how long they will take."""
     from rich.console import Console  # what --help needs not
     from rich.progress import track
 

@@ -27,7 +27,8 @@ def partition(gains: np.ndarray, max_groups: int | None = None) -> list[Group]:
     """Return the partition into at most ``max_groups`` groups with the largest sum of predicted gains of all tasks.
 
     An integer program chooses among the group of all tasks and all groups of up to m tasks, at least pairs, with m as
-    large as ``MOST`` allows. Up to 12 tasks these are all groups, so that the partition is the best one.
+    large as ``MAX_CANDIDATE_GROUPS`` allows. Up to 12 tasks these are all groups, so that the partition is the best
+    one.
     """
     count = len(gains)
     groups = [tuple(range(count))]

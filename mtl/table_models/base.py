@@ -1,4 +1,4 @@
-"""What each model of the inputs of a table has, and the simplest one."""
+"""The methods of every model of a table's inputs, and the simplest model: a constant."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from mtl.table_models.base import Constant, TableModel, Tensors, join_columns
 from mtl.types import Categorical, Numeric, TaskSpec, has_label
 
 TREES = 100  # for each output, at most
-EARLY_STOPPING_ROUNDS = (
-    10  # trees that do not lower the loss of the held-out rows, after which the last ones are dropped
-)
+# Trees in a row that do not lower the loss of the held-out rows: no more are grown, and these are dropped
+EARLY_STOPPING_ROUNDS = 10
 HELD_OUT = 5  # every fifth row stops the trees
 OBJECTIVES = {"huber": "huber", "mae": "regression_l1", "poisson": "poisson", "quantile": "quantile"}  # of LightGBM
 

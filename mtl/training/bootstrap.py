@@ -42,7 +42,7 @@ def standard_error(
     for _ in range(resamples if units > 1 else 0):
         index, groups = resample(draw.integers(0, units, size))
         changes = {} if groups is None else {"groups": groups}
-        values.append(value([replace(of_network.at(index), **changes) for of_network in rows]))
+        values.append(value([replace(part.at(index), **changes) for part in rows]))
     defined = np.array(values)[np.isfinite(values)]
     if not len(defined) or len(defined) < (1 - MAX_UNDEFINED_FRACTION) * resamples:
         return None, 0

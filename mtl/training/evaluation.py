@@ -130,7 +130,7 @@ class Evaluation(KeepsBufferPrecision):
             metrics |= {f"{name}/{metric}": values[metric] for metric in self.metrics_of[name]}
         result |= gather(metrics)[0]
         mains = {name: [result[main] for main in names if main in result] for name, names in self.averages.items()}
-        means = {name: mean_of_defined(defined) for name, defined in mains.items() if defined}
+        means = {name: mean_of_defined(numbers) for name, numbers in mains.items() if numbers}
         return {"loss": result["loss"], **means, **result}
 
     def gathered(self) -> dict[str, LabeledPredictions]:

@@ -23,7 +23,7 @@ from mtl.types import TaskSpec
 FOLDS = 5
 MIN_LABELS, MIN_CLASS_LABELS = 50, 10  # labels of a task that is calibrated, and of the rarer class of a binary one
 KNOTS, MIN_BIN_ROWS = 50, 20  # bins of an isotonic regression, and the rows of a bin
-MAX_SLOPE = 100.0  # factor of a logit, and 1 / MAX_SLOPE the smallest; it keeps the order of rows
+MAX_SLOPE = 100.0  # largest factor of a logit, 1 / MAX_SLOPE the smallest; a positive one keeps the order of rows
 
 Fit = Callable[[Any, Any, Any], Calibration]
 

@@ -1,4 +1,4 @@
-"""Optimisers: of the groups that a network asks for, and of the rows of tables that a batch has looked up."""
+"""Build an optimiser with the parameter groups that a network asks for; update only the looked-up rows of tables."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say
 def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str], show: str | None) -> None:
     """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
 
-    ``name``: the name of the study's file. ``gates``, ``options``: as in ``definition.read``. ``show``: only print the
-    "best" trials, or the trial with this number.
+    ``name``: the name of the study's file. ``gates``, ``options``: its methods to search, and overrides for all runs.
+    ``show``: only print the "best" trials, or the trial with this number.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     searches = definitions.read(cfg, name, gates, options)
@@ -47,7 +47,7 @@ def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str
         studies = [study for search in searches if (study := study_of(search.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
-            require(len(studies) == 1, f"show={show}: each gate has a trial of this number; add gate=NAME")
+            require(len(studies) == 1, f"show={show}: each method has a trial of this number; add gate=NAME")
             return show_trial(studies[0], int(show))
         for study in studies:
             show_best(study)

@@ -50,7 +50,7 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
 
 
 def read_study(name: str, address: str | None, folder: Path) -> Trials:
-    """Return the trials of all gates of the study ``name`` of mtl tune, whose runs are in ``folder``.
+    """Return the trials of all methods of the study ``name`` of mtl tune, whose runs are in ``folder``.
 
     ``address``: of its storage, as in ``open_storage``. Raises InputError if there are no trials.
     """

@@ -36,7 +36,7 @@ def cell_effects(
     effects = [pl.DataFrame(schema=EFFECTS)]
     warned = getattr(model.encoder, "remarks", Remarks()).warned
     earlier = set(warned)
-    warned.update(model.columns)  # of the rows with replaced cells nothing is to be said
+    warned.update(model.columns)  # no warnings about rows with replaced cells
     for column in with_progress_bar(model.columns, "replacing cells"):  # each row with each cell
         repeated = frame[np.tile(rows, samples)].with_columns(cells[column][np.repeat(np.arange(samples), len(rows))])
         after = model.predict(repeated, names, where=where)

@@ -63,7 +63,8 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     for file, value in differences.items():
         require(
             value <= MAX_DIFFERENCE,
-            f"{folder / file}: its predictions differ from the network's by up to {value:.1e}, over {MAX_DIFFERENCE:g}",
+            f"{folder / file}: its predictions differ from the network's by up to {value:.1e}; at most "
+            f"{MAX_DIFFERENCE:g} is allowed",
         )
     layers = model.network.named_modules()
     dense = [name for name, layer in layers if isinstance(layer, MixtureOfExperts) and not layer.is_static]

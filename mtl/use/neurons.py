@@ -65,7 +65,7 @@ def neuron_scores(network: Transformer, tasks: Mapping[str, TaskSpec], batches: 
     """
     layers: list[Any] = list(network.layers)
     dense = [layer.dense for layer in layers]
-    require(all(dense), "importance is defined for dense layers: the run needs network.mixture_layers=[]")
+    require(all(dense), "neurons are ranked in dense layers: the run needs network.mixture_layers=[]")
     total: Tensor | None = None
     network.eval()
     with ExitStack() as hooks, torch.enable_grad():
@@ -80,7 +80,7 @@ def neuron_scores(network: Transformer, tasks: Mapping[str, TaskSpec], batches: 
             scores = torch.stack([recorder.scores(rows, len(batch)) for recorder in recorders])
             total = scores if total is None else total + scores
             network.zero_grad()
-    require(total is not None, "importance needs at least one batch")
+    require(total is not None, "the scores of neurons need at least one batch")
     assert total is not None
     return total
 
@@ -99,7 +99,7 @@ def write_neuron_scores(
     restore_data(data, checkpoint, "use")
     data.setup()
     network = model_of(checkpoint, cfg, "cpu").network
-    require(isinstance(network, Transformer), f"{path}: importance is defined for network=transformer")
+    require(isinstance(network, Transformer), f"{path}: neurons are ranked for network=transformer only")
     assert isinstance(network, Transformer)
     console, batches = Console(stderr=True), data.val_dataloader()
     shown = track(batches, file.name, len(batches), console=console, transient=True, disable=not console.is_terminal)

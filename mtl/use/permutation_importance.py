@@ -1,4 +1,4 @@
-"""Compare a trained network with the labels of rows."""
+"""Evaluate a trained network on rows with labels, and rank columns by what it loses if they are shuffled."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
     for words, message in (
         (["data=synthetic_pairs", "seeds=1"], "seeds=1: must be"),
-        (["data=synthetic_pairs", "pairs=true"], "pairs"),
+        (["data=synthetic_pairs", "pairs=true"], "(?<!synthetic_)pairs"),
         (["data=synthetic_pairs", "gates=[comett]"], "gate=comett|comett"),
         (["data=synthetic_pairs", "show=true"], "nothing has been run yet"),
         (["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=1"], "data has one task, task_000"),

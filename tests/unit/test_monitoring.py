@@ -15,7 +15,7 @@ import pytest
 import torch
 from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
-from mtl.callbacks.epoch_report import main_metric
+from mtl.callbacks.epoch_report import EpochReport, TrialReport, main_metric
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.lr_schedule import PlateauRate
 from mtl.callbacks.monitoring import MonitorCheck
@@ -112,6 +112,18 @@ def test_callbacks_read_each_validation_once() -> None:
     fit(losses, [stop, plateau], max_epochs=2, num_sanity_val_steps=1, val_check_interval=1, enable_checkpointing=False)
     assert (float(stop.best_score), stop.wait_count) == (pytest.approx(0.1), 1)
     assert (plateau.best, plateau.waited) == (pytest.approx(0.1), 2)
+
+
+def test_only_trials_need_the_value_that_a_study_monitors() -> None:
+    fit([0.5], [TrialReport()], config={"monitor": "val/other"}, enable_checkpointing=False)
+
+
+def test_a_task_without_a_training_label_in_an_epoch_has_no_progress_there() -> None:
+    """Its loss of an earlier epoch is still among the logged values."""
+    trainer: Any = SimpleNamespace(callback_metrics={"train/a/loss": 0.4, "val/a/loss": 0.5}, current_epoch=1)
+    report, module = EpochReport(), SimpleNamespace(tasks={"a": None})
+    report.on_value(trainer, module, 0.5)  # type: ignore[arg-type]
+    assert report.progress == {}
 
 
 @pytest.mark.parametrize("how", ["copied", "moved"])

@@ -188,7 +188,7 @@ def test_report_of_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mine/laptop: nothing has been run yet"):
         reproduce(tmp_path, show=True)
     alone = {"scales": {"laptop": {"seeds": 1, "note": "x"}}}
-    with pytest.raises(InputError, match="storage=x: repeats share a folder, not a storage; start the command on"):
+    with pytest.raises(InputError, match="storage=x: nothing is searched, so there is nothing to store"):
         reproduce(tmp_path, storage="x", **alone)
     file = tmp_path / "paper" / "mine" / "laptop" / "summary.md"
     own = ["scales.laptop.seeds=1", "only=second,c"]
@@ -305,7 +305,7 @@ def test_a_page_is_drawn_again_from_its_csv_with_what_it_says_of_searches(change
         ({"methods": {"a": {}, "b": {}, "c": {"fixed": ["start='{none}/x'"]}}}, "mine has no method c in a group none"),
         (
             {"methods": JOINT["methods"] | {"a": {"fixed": ["start='{two}/x'"]}}},
-            "two/a -> two/a: refers to itself",
+            "two/a -> two/a: these rows refer to each other in a circle",
         ),
         ({"tables": {"t": JOINT["tables"]["both"] | {"methods": ["d"]}}}, "tables: d is none of a, b, c"),
         ({"tables": {"t": JOINT["tables"]["both"] | {"means": {"m": ["IV"]}}}}, "tables: IV is none of II, III"),

@@ -23,7 +23,7 @@ from ..vocabulary import UNKNOWN, Vocabulary, most_frequent, text_counts
 
 logger = logging.getLogger(__name__)
 
-MIN_ROWS_TO_WARN = 10  # rows of which nothing is said
+MIN_ROWS_TO_WARN = 10  # with fewer rows, nothing is said
 UNSEEN, FAR = "unknown or rare categories", "numbers far outside the training rows"
 
 

@@ -107,8 +107,8 @@ def shared_parameters(network: MultiTaskNetwork) -> tuple[list[nn.Parameter], li
 
     A task-specific parameter, or each row of it, as in a gate's weight ``[T, E, D]``, has a gradient from the loss of
     one task only. Modules with a method ``task_parameters`` name them, for themselves and all of their submodules, and
-    all parameters of a module that serves a single task are such. If another task comes ``after`` this one, its loss
-    depends on the outputs of both, so the parameters of this one count as shared. All other parameters are shared.
+    all parameters of a module that serves a single task are such. If another task comes ``after`` the task of such a
+    parameter, its loss depends on the outputs of both, so the parameter counts as shared. All others are shared.
     """
     earlier = {task.after for task in network.tasks}
     owned = {id(parameter) for parameter, names in _by_owner(network, []) if earlier.isdisjoint(names)}

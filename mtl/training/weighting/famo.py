@@ -12,7 +12,7 @@ from mtl.networks.base import MultiTaskNetwork
 from mtl.options import NonNegative, Positive, validated
 from mtl.training.weighting.base import TaskLosses, Weighting, sum_by_task
 
-MIN_LOSS = 1e-8  # loss of a task
+MIN_LOSS = 1e-8  # smaller losses of a task, and sums of weights, count as this
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
 
