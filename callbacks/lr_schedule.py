@@ -97,6 +97,8 @@ class PlateauRate(MonitoringCallback, LearningRate):
         self.waited, self.scale = 0, 1.0
 
     def on_value(self, trainer: Trainer, pl_module: MultiTaskModule, value: float) -> None:
+        if math.isnan(value):  # it is neither better nor worse
+            return
         if value < self.best if self.mode == "min" else value > self.best:
             self.best, self.waited = value, 0
             return

@@ -141,7 +141,7 @@ def test_plateau_lowers_the_rate_after_its_patience() -> None:
     callback = PlateauRate(factor=0.5, patience=2)
     assert validated(callback, 3, 2, 2, 2, 2, 2, 1, 5, 5) == [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
     assert validated(PlateauRate(factor=0.1, patience=1, mode="max"), 1, 2, 2) == [1, 1, 0.1]
-    assert validated(PlateauRate(factor=0.5, patience=1), math.nan, 2, math.nan, 1) == [0.5, 0.5, 0.25, 0.25]
+    assert validated(PlateauRate(factor=0.5, patience=1), math.nan, 2, math.nan, 1) == [1, 1, 1, 1]
     assert PlateauRate(warmup_steps=100).factor_at(trainer(50), 50) == 0.5
 
 
