@@ -1,4 +1,4 @@
-"""Read a logged value whenever it is new, and refuse a run in which a callback monitors one that is never logged."""
+"""The base of callbacks that act on a monitored metric, and a check that the run logs this metric."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from mtl.checks import InputError
 from mtl.distributed import gather, gather_full, world_size
 from mtl.files.run_files import flatten
-from mtl.overrides import LOCAL
 
-MAY_DIFFER = {*LOCAL, "overrides"}  # between processes
+MAY_DIFFER = {"overrides", "ckpt", "evaluate", "paths"}  # between processes: where each one reads and writes
 EVERY = 50  # steps between checks of the gradients, and on GPUs of the loss
 
 

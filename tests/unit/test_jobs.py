@@ -298,7 +298,7 @@ def test_lists_are_choices_as_words() -> None:
     found = space.distributions({"units": [[32], [50, 50]], "k": [1, 2], "epochs": {"low": 1, "high": 10}})
     assert found["units"].choices == ("[32]", "[50,50]")  # type: ignore[attr-defined]  # Optuna stores no lists
     assert space.write_overrides({"units": "[50,50]"}) == ["units=[50,50]"]
-    assert (found["epochs"].low, found["epochs"].high) == (1, 10)  # type: ignore[attr-defined]
+    assert (found["epochs"].low, found["epochs"].high) == (1, 10)  # type: ignore[attr-defined]  # an IntDistribution
 
 
 @pytest.mark.parametrize(

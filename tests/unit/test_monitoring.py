@@ -122,7 +122,7 @@ def test_a_task_without_a_training_label_in_an_epoch_has_no_progress_there() -> 
     """Its loss of an earlier epoch is still among the logged values."""
     trainer: Any = SimpleNamespace(callback_metrics={"train/a/loss": 0.4, "val/a/loss": 0.5}, current_epoch=1)
     report, module = EpochReport(), SimpleNamespace(tasks={"a": None})
-    report.on_value(trainer, module, 0.5)  # type: ignore[arg-type]
+    report.on_value(trainer, module, 0.5)  # type: ignore[arg-type]  # stand-ins
     assert report.progress == {}
 
 
