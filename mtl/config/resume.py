@@ -188,7 +188,7 @@ def _composed(
     another choice of ``overrides`` has another default for it, such as ``trainer.devices`` with ``trainer=ddp_cpu``.
     """
     cfg, replaced = compose([*group_overrides(checkpoint, overrides), *overrides]), set[str]()
-    if not set(map(key_of, overrides)).isdisjoint(checkpoint["config"].get("choices") or ()):
+    if not set(map(key_of, overrides)).isdisjoint(cfg.get("choices") or ()):
         former, chosen = (flatten(OmegaConf.to_container(c)) for c in (compose(group_overrides(checkpoint)), cfg))
         replaced = {option for option in chosen if former.get(option) != chosen[option]}
     stored = stored_overrides(checkpoint)
