@@ -67,8 +67,8 @@ class Vocabulary:
         """Return the ids of the cells, ``[N]`` int64."""
         text = as_text(column).fill_null(MISSING).rename("value").to_frame()
         ids = text.join(self._ids, on="value", how="left", maintain_order="left")["id"]
-        if ids.null_count():
-            others = text.filter(ids.is_null()).unique()
+        others = text.filter(ids.is_null() & (text["value"] != MISSING)).unique()
+        if len(others):
             others = others.with_columns(of=canonical_value(others["value"], self._booleans))
             same_value = others.join(self._by_value, on="of").select("value", "id")
             ids = text.join(pl.concat([self._ids, same_value]), on="value", how="left", maintain_order="left")["id"]

@@ -17,7 +17,7 @@ from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables import row_source
+from mtl.data_modules.tables import row_source, vocabulary
 from mtl.data_modules.tables.row_source import read_blocks
 from mtl.data_modules.tables.vocabulary import Vocabulary
 from mtl.data_modules.text import TextDataModule
@@ -214,3 +214,9 @@ def test_rounded_categories_are_one_message(tmp_path: Path) -> None:
     encoder = loaded(data).row_encoder
     with pytest.raises(InputError, match=r"rows, column 'user': .* beyond 2\^53, which have lost .* read it as text"):
         encoder.encode(rows.with_columns(pl.col("user").cast(float)), "rows")
+
+
+def test_an_empty_cell_is_not_read_as_another_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most batches with labels have some; to look for numbers and dates takes longer than all else."""
+    monkeypatch.delattr(vocabulary, "canonical_value")
+    assert Vocabulary(["no", "yes"]).encode(pl.Series(["yes", None, "no", None])).tolist() == [2, 0, 1, 0]
