@@ -63,7 +63,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_metrics_of_the_file_are_those_of_the_results(streamed: bool, rows: Path, tmp_path: Path) -> None:
     words = [*TABLE, "baseline=linear", "data.slices=[city]"]
-    path = [f"data.path={rows}/parts", "data.window_rows=64"] if streamed else [f"data.path={rows}/visits.csv"]
+    path = [f"data.path={rows}/parts", "data.window_rows=320"] if streamed else [f"data.path={rows}/visits.csv"]
     run(compose_small(tmp_path, *words, *path, *(["data.weight_column=weight"] if not streamed else [])))
     check_metrics(tmp_path, ["network", "constant", "linear"])
     table = pl.read_parquet(tmp_path / PREDICTIONS)

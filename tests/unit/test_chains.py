@@ -118,7 +118,7 @@ def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | Non
     held_out = rows[:100].with_columns(part=pl.Series(["val", "test"] * 50))
     tasks = TASKS | {"bought": {"kind": "binary", "after": "cart"}}
     pl.concat([rows, held_out]).write_parquet(tmp_path / "t.parquet")
-    options = {"tasks": tasks, "split": {"by": "column", "column": "part"}, "batch_size": 8, "eval_batch_size": 8}
+    options = {"tasks": tasks, "split": {"by": "column", "column": "part"}, "batch_size": 64, "eval_batch_size": 64}
     memory = TableDataModule(tmp_path / "t.parquet", **options)
     memory.setup()
     names, expected = list(tasks), memory.splits["train"].targets
@@ -132,7 +132,8 @@ def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | Non
     for window in (256, 1 << 20):
         stream = TableDataModule(tmp_path / "t.parquet", window_rows=window, **options)
         stream.setup()
-        counts = {name: sum(int((~b.targets[name].isnan()).sum()) for b in stream.train_dataloader()) for name in names}
+        batches = [*stream.train_dataloader()]
+        counts = {name: sum(int((~b.targets[name].isnan()).sum()) for b in batches) for name in names}
         assert counts == {name: int((~expected[name].isnan()).sum()) for name in names}
     restored = TableDataModule(tmp_path / "t.parquet", **options)
     restored.load_state_dict(memory.state_dict())

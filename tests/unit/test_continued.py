@@ -22,6 +22,7 @@ TASKS = {"click": "binary", "minutes": "regression", "plan": "multiclass"}
 GIVEN: dict[str, Any] = {
     **{
         "progress": False,
+        "report": False,
         "max_epochs": 1,
         "columns": {"day": "date", "seen": {"kind": "list", "separator": "|", "target": "item"}},
     },
@@ -46,14 +47,16 @@ def day(number: int, users: int = 30, items: int = 20, rows: int = 300) -> pl.Da
     return pl.DataFrame(frame)
 
 
-@pytest.fixture(scope="module", params=[64, None], ids=["one width", "width by ids"])
+@pytest.fixture(scope="module")
 def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder and the options of a run; by default, the number of ids decides how wide embeddings are."""
     folder = tmp_path_factory.mktemp("first") / "run"
-    given = GIVEN | {"options": GIVEN["options"] | {"recipe.embedding_dim": request.param}}
+    given = GIVEN | {"options": GIVEN["options"] | {"recipe.embedding_dim": getattr(request, "param", None)}}
     mtl.fit(day(0), TASKS, folder=folder, **given)
     return folder, given
 
 
+@pytest.mark.parametrize("first", [64, None], ids=["one width", "width by ids"], indirect=True)
 def test_known_ids_stay_and_new_ones_start_at_the_mean(
     first: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -153,7 +153,7 @@ def test_training_has_every_row_once(both: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("way", ["parquet", "streamed"])
 def test_split_by_share_and_by_files(way: str, few: Path, tmp_path: Path) -> None:
     tasks = {"click": {"kind": "binary"}}
-    first, repeated, other_seed = (load_table(few, way, tasks, seed=seed) for seed in (0, 0, 1))
+    first, repeated, other_seed = (load_table(few, way, tasks, seed=seed, batch_size=64) for seed in (0, 0, 1))
     counts = first.row_counts()
     assert counts == pytest.approx({"train": 400, "val": 50, "test": 50}, abs=0 if way == "parquet" else 25)
     numbers = []

@@ -407,8 +407,8 @@ def test_losses_fall_and_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
     name, _, at = name.partition(" at the ")
     whole, part, resumed = (module(with_option(name, grad_wrt=at) if at else name) for _ in range(3))
     optimizers = [own.configure_optimizers() for own in (whole, part, resumed)]
-    train(whole, optimizers[0], range(11))
-    train(part, optimizers[1], range(6))
+    train(whole, optimizers[0], range(8))
+    train(part, optimizers[1], range(5))
     file = io.BytesIO()
     torch.save([part.state_dict(), optimizers[1].state_dict()], file)
     file.seek(0)
@@ -416,7 +416,7 @@ def test_losses_fall_and_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
     resumed.load_state_dict(saved[0])
     optimizers[2].load_state_dict(saved[1])
     torch.manual_seed(99)
-    train(resumed, optimizers[2], range(6, 11))
+    train(resumed, optimizers[2], range(5, 8))
     expected = whole.state_dict()
     for key, value in resumed.state_dict().items():
         assert torch.equal(value, expected[key]) if isinstance(value, Tensor) else True, key
