@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +136,20 @@ class TableEncoder(RowEncoder):
             inputs |= ids
             numbers += scaled
         return inputs | ({NUMERIC: torch.stack(numbers, 1)} if numbers else {})
+
+    def reorder(self, inputs: Mapping[str, Tensor], column: str, order: Tensor) -> dict[str, Tensor]:
+        """Return the ``inputs`` of the same N rows with the cells of ``column`` in another ``order [N]``.
+
+        They are those that ``encode`` returns if cell i of the column is cell ``order[i]`` of before.
+        """
+        read = self.columns_by_name[column]
+        reordered = {**inputs} | {name: inputs[name][order] for name in read.vocabularies}
+        if read.scales:
+            spec = self.inputs[NUMERIC]
+            assert isinstance(spec, Numeric)
+            moved = torch.tensor([name in read.scales for name in spec.columns])
+            reordered[NUMERIC] = torch.where(moved, inputs[NUMERIC][order], inputs[NUMERIC])
+        return reordered
 
     def histograms_of(self, frame: pl.DataFrame, where: str) -> dict[str, tuple[Histogram, Histogram]]:
         """Return the histogram of each column in the training rows and in ``frame``. Raises InputError."""

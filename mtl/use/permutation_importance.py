@@ -13,7 +13,7 @@ import torch
 from mtl.runs.console import with_progress_bar
 from mtl.training.evaluation import Evaluation, predict_batches
 from mtl.training.metrics import higher_is_better
-from mtl.types import ROW, Batch, TaskSpec
+from mtl.types import Batch, TaskSpec
 
 IMPORTANCE = {"task": pl.String, "column": pl.String, "metric": pl.String, "importance": pl.Float64, "std": pl.Float64}
 
@@ -48,8 +48,7 @@ def importance(
     before, losses = evaluated(model, batch), dict[tuple[str, str], list[float]]()
     for column in with_progress_bar(model.columns, "shuffling columns"):
         for _ in range(repeats):
-            shuffled = frame.with_columns(frame[column].gather(draw.permutation(len(frame))))
-            inputs = model.encode(shuffled.with_row_index(ROW, offset=1), where)
+            inputs = model.encoder.reorder(batch.inputs, column, torch.from_numpy(draw.permutation(len(frame))))
             after = evaluated(model, Batch(inputs, batch.targets, batch.weights, batch.groups))
             for task, metric in mains.items():
                 name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0

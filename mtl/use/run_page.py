@@ -39,7 +39,7 @@ from mtl.use.trained import TrainedModel, model_of
 
 _IMPORTANCE_ROWS = 2000  # test rows whose cells are shuffled
 _SHUFFLED = 60  # columns times shuffles, about
-_MAX_COLUMNS_SHUFFLED = 100  # columns; each shuffle encodes all of them
+_MAX_COLUMNS_SHUFFLED = 100  # columns; each shuffle predicts all rows again
 _NUM_WORST_ROWS = 5  # rows of a task
 _MAX_COLUMNS = 20  # of a table
 _IMPORTANCE = "On what it relies"

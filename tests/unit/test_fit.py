@@ -38,6 +38,7 @@ from mtl.pipeline.run import run
 from mtl.runs.signals import Stopped
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
+from tests.visit_files import visits as visits_of_all_kinds
 
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
 ZONE = timezone(timedelta(hours=2))
@@ -238,6 +239,24 @@ def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
     assert (len(found), minutes["column"][0], minutes["metric"][0]) == (9, "age", "mse")
     assert minutes["importance"][0] > 3 * minutes["std"][0] > 0
     assert found.equals(model.importance(visits(300, seed=1), repeats=3))
+
+
+def test_importance_is_that_of_encoded_shuffled_rows() -> None:
+    """Of numbers and dates with empty cells, parts of dates, categories, lists and texts, without encoding anew."""
+    rows = visits_of_all_kinds(400).with_columns(seen=pl.concat_str(pl.col("city", "user"), separator="|"))
+    rows = rows.select("user", "city", "visits", "amount", "day", "price", "tags", "note", "seen", "click", "minutes")
+    kinds: dict[str, Any] = {name: {"kind": "list", "separator": "|"} for name in ("tags", "seen")}
+    kinds |= {"note": "text", "price": {"format": "1.234,5"}, "seen": {**kinds["seen"], "target": "city"}}
+    gaps = rows.with_columns(day=pl.when(pl.int_range(pl.len()) % 9 > 0).then("day"))
+    model = mtl.fit(gaps, {"click": "binary", "minutes": "regression"}, columns=kinds, **QUICK)
+    assert {len(model.encoder.columns_by_name[name].inputs) for name in ("amount", "user", "day")} == {0, 1, 3}
+    before, draw = model.evaluate(gaps), np.random.default_rng(0)
+    table = model.importance(gaps, repeats=1)
+    for column in model.columns:
+        after = model.evaluate(gaps.with_columns(gaps[column].gather(draw.permutation(len(gaps)))))
+        for task, metric, sign in (("click", "auroc", 1), ("minutes", "mse", -1)):
+            lost = sign * (before[f"{task}/{metric}"] - after[f"{task}/{metric}"])
+            assert table.filter(task=task, column=column)["importance"].item() == lost
 
 
 def test_importance_of_the_rows_of_a_file(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
