@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import pkgutil
 import re
@@ -253,23 +254,44 @@ MISTYPED = [["train", "gate=comt"], ["train", "gat.k=1"], ["share", "seds=3"], [
 MISTYPED += [["reproduce", "gates", "scal=smoke"], ["reproduce", "gates", "scale=smok"]]
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], *([name, "--help"] for name in COMMANDS), *MISTYPED, ["--version"]], ids=" ".join
-)
-def test_help_and_mistyped_options_do_not_import_torch(words: list[str], tmp_path: Path) -> None:
-    """They take half a second instead of six."""
-    code = (
-        "import atexit, sys; from mtl.cli.main import main; names = ('torch', 'transformers', 'polars', 'matplotlib')\n"
-        "atexit.register(lambda: print('imported:', [name for name in names if name in sys.modules]))\n"
-        "main(sys.argv[1:])"
+QUICK = [["--help"], *([name, "--help"] for name in COMMANDS), *MISTYPED, ["--version"]]
+FORKS = """
+import atexit, json, os, sys
+from mtl.cli.main import main
+for number, words in enumerate(json.loads(sys.argv[1])):
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    else:
+        for name, stream in (("out", 1), ("err", 2)):
+            os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+        names = ("torch", "transformers", "polars", "matplotlib")
+        atexit.register(lambda: print("imported:", [name for name in names if name in sys.modules]))
+        sys.argv[1:] = words
+        main(words)
+        sys.exit()
+"""
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
+    """Return status, output and errors of the ``QUICK`` commands, each in a fork of a process that has only started."""
+    folder, command = tmp_path_factory.mktemp("quick"), [sys.executable, "-c", FORKS, json.dumps(QUICK)]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"COLUMNS": "80"}, check=True, capture_output=True, text=True
     )
-    command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"COLUMNS": "80"}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr[:7]) == ((0, "") if words[-1].startswith("--") else (1, "error: "))
-    assert done.stdout.splitlines()[-1] == "imported: []"
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    files = [[(folder / f"{number}.{name}").read_text() for name in ("out", "err")] for number in range(len(QUICK))]
+    return [(int(status), *texts) for status, texts in zip(done.stdout.split(), files, strict=True)]
+
+
+@pytest.mark.parametrize("words", QUICK, ids=" ".join)
+def test_help_and_mistyped_options_do_not_import_torch(words: list[str], quick: list[tuple[int, str, str]]) -> None:
+    """They take half a second instead of six."""
+    status, output, errors = quick[QUICK.index(words)]
+    assert (status, errors[:7]) == ((0, "") if words[-1].startswith("--") else (1, "error: "))
+    assert output.splitlines()[-1] == "imported: []"
+    assert max(map(len, output.splitlines())) <= 80
     if words[0] == "train" and words[-1] == "--help":
-        groups = {line.split(":")[0].strip() for line in done.stdout.partition("Options of")[0].splitlines()}
+        groups = {line.split(":")[0].strip() for line in output.partition("Options of")[0].splitlines()}
         assert {"distillation", "gate", "network/gate_trunk"} <= groups
         assert groups.isdisjoint({"study", "sampler", "pruner", "paper"})  # options of other commands
 

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the variables after all blocks, with fewer epochs and folds than on the page."""
     text = (ROOT / "docs" / "python.md").read_text().replace("cv=3", "cv=2")
-    text = re.sub(r"max_epochs=(20|5)\b", "max_epochs=3", text)
+    text = re.sub(r"max_epochs=(20|5)\b", "max_epochs=2", text)
     variables: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("page"))
