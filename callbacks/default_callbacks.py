@@ -11,6 +11,7 @@ from mtl.gates.adaptive import AdaptiveGate, update_adaptive_gates
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.runs.trial import TrialEnd
 
+from .baselines import Baselines
 from .epoch_report import EpochReport, TrialReport
 from .monitoring import MonitorCheck
 from .phase_length import did_step
@@ -30,6 +31,7 @@ def standard_callbacks(trial: TrialEnd | None = None) -> list[Callback]:
         FiniteGuard(),
         LayerAdaptation(),
         EpochReport(),
+        Baselines(),
         TrialReport(trial),
     ]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -39,7 +40,7 @@ class TensorDataModule(LightningDataModule):
     are ``StreamedRows``. If it has files to fetch or to parse, it also implements ``prepare_data()``, which runs in one
     process and writes a cache that ``load`` reads; it may be killed, and run by several programs at once. ``spec`` is
     available after ``setup()``. ``seed`` determines rows and splits, ``shuffle_seed`` the order in training.
-    ``batch_size`` is per process.
+    ``batch_size`` is per process; "auto" chooses that of all processes by the number of training rows.
 
     Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` restores it: the data
     module then learns nothing from its rows, and ``spec`` and ``row_encoder`` are known without any file. A subclass
@@ -58,7 +59,7 @@ class TensorDataModule(LightningDataModule):
     @validated
     def __init__(
         self,
-        batch_size: LargeCount,
+        batch_size: LargeCount | Literal["auto"],
         eval_batch_size: LargeCount = 4096,
         seed: RunSeed = 0,
         shuffle_seed: RunSeed = 0,
@@ -152,8 +153,8 @@ class TensorDataModule(LightningDataModule):
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Prepare to go on with the encoding of a run, whose ``state_dict()`` is ``state``; by default, do nothing."""
 
-    def training_sample(self, max_rows: int) -> Batch | None:
-        """Return at most ``max_rows`` training rows of a table; None: they are not loaded, or the data are no table."""
+    def sample(self, split: str, max_rows: int) -> Batch | None:
+        """Return at most ``max_rows`` rows of a table; None: ``split`` is not loaded, or the data are no table."""
         return None
 
     def row_info(self, split: str) -> Any:
@@ -202,7 +203,14 @@ class TensorDataModule(LightningDataModule):
 
     def training_plan(self) -> BatchPlan:
         """Return how an epoch's order of the training rows is cut into batches."""
-        return BatchPlan(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
+        rows = len(self.splits["train"])
+        return BatchPlan(rows, self._rows_of_step(rows), *self._processes(), training=True)
+
+    def _rows_of_step(self, rows: int) -> int:
+        """Return the batch size of this process for so many training rows."""
+        if self.batch_size != "auto":
+            return self.batch_size
+        return max(1, choose_batch_size(rows) // self._processes()[1])
 
     def val_dataloader(self) -> Any:
         return self._evaluation("val")
@@ -249,3 +257,12 @@ class TensorDataModule(LightningDataModule):
         loop = trainer.fit_loop
         epoch, batches = loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.ready
         return (0 if trainer.overfit_batches else epoch), batches  # overfitting repeats the same batches
+
+
+def choose_batch_size(rows: int) -> int:
+    """Return the rows of a step: a power of two near a twelfth of the training ``rows``, from 32 to 512.
+
+    Small tables need more steps in an epoch than large ones; chosen on ten tables, see
+    benchmarks/accuracy/real_tables.md.
+    """
+    return int(2 ** min(max(round(math.log2(max(rows, 1) / 12)), 5), 9))

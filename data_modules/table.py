@@ -257,11 +257,10 @@ class TableDataModule(TensorDataModule):
             files = hashlib.sha256(self.frames[name].hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
         return [files, *((self.split.model_dump(), self.fractions) if name == "train" else ())]
 
-    def training_sample(self, max_rows: int) -> Batch | None:
-        """Return at most ``max_rows`` training rows, drawn with ``seed``; None if they are not loaded."""
-        if "train" not in self.splits:
+    def sample(self, split: str, max_rows: int) -> Batch | None:
+        if split not in self.splits:
             return None
-        rows, generator = self.splits["train"], self.generator("sample")
+        rows, generator = self.splits[split], self.generator("sample")
         if isinstance(rows, StreamedRows):
             return rows.sample(max_rows, generator)
         return rows.select(torch.randperm(len(rows), generator=generator)[:max_rows])

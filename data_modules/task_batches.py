@@ -232,7 +232,9 @@ class TasksDataModule(TensorDataModule):
         rows, (rank, world_size) = self.tasks["train"], self._processes()
         sizes = {task: len(batch) for task, batch in rows.items()}
         options = (self.task_order, self.temperature, self.tasks_per_step, rank, world_size, lengths_by_task(rows))
-        sampler = TaskSampler(sizes, self.batch_size, self.shuffle_seed, self._position, *options)
+        sampler = TaskSampler(
+            sizes, self._rows_of_step(sum(sizes.values())), self.shuffle_seed, self._position, *options
+        )
         return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
 
     def _evaluation(self, split: str) -> RowsLoader:

@@ -47,8 +47,8 @@ class Content(StrictModel, extra="ignore"):
     data: dict[str, Any] = Field(default_factory=dict)
     epoch_sums: list[Any] = Field(default_factory=list)
     calibration: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    baselines: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    blend: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = Field(default_factory=dict)
     parts: Parts | None = None
 
 
@@ -137,9 +137,9 @@ class CheckpointIO(TorchCheckpointIO):
 
 
 def put_after_training(path: Path, **entries: Any) -> None:
-    """Write what the validation rows taught after the training, plain data, into the checkpoint at ``path``."""
+    """Write what was learnt after the training, plain data and tensors, into the checkpoint at ``path``."""
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # divided tensors stay in their files
-    if any(content.get(name, {}) != value for name, value in entries.items()):
+    if any(value or content.get(name) for name, value in entries.items()):
         CheckpointIO().save_checkpoint({**content, **entries}, path)
 
 

@@ -24,7 +24,7 @@ from mtl.cli import errors
 from mtl.cli.command_line import read_line
 from mtl.cli.help import print_help
 from mtl.config import resolvers
-from mtl.config.compose import CONF, choices_of, composed, installed_data, opened, recorded
+from mtl.config.compose import CONF, choices_of, composed, installed_data, opened, recorded, with_default_recipe
 from mtl.config.hydra_errors import explain
 from mtl.overrides import key_of, value_of
 from mtl.runs import commands
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None, trial: TrialEnd | None = None) 
             sys.exit(
                 f"error: {folders[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all"
             )
-        overrides, job = [*source.overrides, *line.overrides], partial(task, Caller(line, trial=trial), source)
+        overrides = [*source.overrides, *with_default_recipe(line.overrides, line.searched)]
+        job = partial(task, Caller(line, trial=trial), source)
         with opened(line.searched) as hydra:
             if line.cfg:
                 return hydra.show_cfg("train", overrides, line.cfg, line.package, line.resolve)

@@ -39,6 +39,12 @@ def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
     return parser
 
 
+def add_model(parser: ArgumentParser) -> None:
+    """Add the option that chooses one of the models of a run."""
+    chosen = "network, linear, lightgbm or catboost alone; default: their blend if the run has one"
+    parser.add_argument("--model", metavar="NAME", help=chosen)
+
+
 def parse_arguments(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
     """Parse the arguments, and add the classes that ``--config-dir`` names to the trusted ones."""
     args = parser.parse_args(arguments)
@@ -59,6 +65,7 @@ def add_table(parser: ArgumentParser, rows: str, nargs: str | None = None) -> No
     parser.add_argument("-o", "--out", type=Path, help=out)
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    add_model(parser)
 
 
 def load_networks(args: Namespace, *others: str) -> Any:
@@ -68,7 +75,7 @@ def load_networks(args: Namespace, *others: str) -> Any:
 
     if args.out is not None:
         check_out(args.out, args.rows, args.force)
-    networks = [load(run, args.trust, args.device) for run in (args.run, *others)]
+    networks = [load(run, args.trust, args.device, model=args.model) for run in (args.run, *others)]
     return networks if others else networks[0]
 
 
@@ -102,6 +109,7 @@ def predict(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    add_model(parser)
     with one_line_errors():
         args = parse_arguments(parser, arguments)
         from mtl.use.predict import predict_file, predicted, show
@@ -110,10 +118,11 @@ def predict(arguments: Sequence[str] | None = None) -> None:
         options = {"tasks": args.tasks, "keep": args.keep, "experts": args.experts}
         options |= {"batch_size": args.batch_size, "interval": args.interval}
         if args.out is not None:
-            count = predict_file(args.run, args.rows, args.out, args.force, args.trust, args.device, **options)
+            loading = args.trust, args.device, args.model
+            count = predict_file(args.run, args.rows, args.out, args.force, *loading, **options)
             print(f"{args.out}: predictions for {count:,} rows")
             return
-        block, share = next(predicted(load(args.run, args.trust, args.device), args.rows, **options))
+        block, share = next(predicted(load(args.run, args.trust, args.device, model=args.model), args.rows, **options))
         show(block[:FIRST])
         if share < 1 or len(block) > FIRST:
             print("These are the first rows: add -o FILE to write the predictions for all of them.")
@@ -207,7 +216,7 @@ def compare(arguments: Sequence[str] | None = None) -> None:
             require(args.by is None, f"--by {args.by}: give the table with this column, mtl compare RUN_A RUN_B FILE")
             if args.out is not None:
                 check_out(args.out, a / PREDICTIONS, args.force)
-            table = compare_runs(a, b, args.margin, args.resamples, args.seed)
+            table = compare_runs(a, b, args.margin, args.resamples, args.seed, args.model)
         else:
             a, b = load_networks(args, args.other)
             options = args.margin, args.by, args.resamples, args.seed, str(args.rows)
@@ -223,12 +232,13 @@ def export(arguments: Sequence[str] | None = None) -> None:
     """Write the network of a run as a program for other places, and print how well it agrees."""
     parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")
+    add_model(parser)
     with one_line_errors():
         args = parse_arguments(parser, arguments)
         from mtl.use.export import export_run
 
         folder = Path(relative_to_cwd(args.out or beside(args.run, "exported")))
-        report = export_run(args.run, folder, args.onnx, args.trust)
+        report = export_run(args.run, folder, args.onnx, args.trust, args.model)
         for file, value in report["differences"].items():
             print(f"{folder / file}: differs from the network by at most {value:.1e} on random rows")
         if report["dense"]:
@@ -293,13 +303,14 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
     parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with its own network; default 1")
+    add_model(parser)
     with one_line_errors():
         args = parse_arguments(parser, arguments)
         from mtl.options import Count, valid
         from mtl.use.serve import PROTOCOL, prepare, serve_in_workers
 
         valid(Count, args.workers, "--workers")
-        prepared = {name: getattr(args, name) for name in ("trust", "max_batch", "max_wait_ms", "interval")}
+        prepared = {name: getattr(args, name) for name in ("trust", "max_batch", "max_wait_ms", "interval", "model")}
         app, run = prepare(args.run, **prepared)
     listening = {"host": args.host, "port": args.port, "access_log": False, "http": PROTOCOL}
     if args.workers > 1:

@@ -8,8 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from mtl.options import CONFIG, EnsembleSize, LargeCount, LargeCountOrZero, Name, NonNegative, RunSeed, matching
-from mtl.table_models import ModelChoice
+from mtl.options import (
+    CONFIG,
+    EnsembleSize,
+    LargeCount,
+    LargeCountOrZero,
+    Name,
+    NonNegative,
+    Positive,
+    RunSeed,
+    matching,
+)
+from mtl.table_models import Choice
 
 RunName = Annotated[
     str,
@@ -49,7 +59,8 @@ TOP: dict[str, Any] = {
     "predictions": bool,
     "calibrate": bool,
     "task_batches": bool,
-    "baseline": ModelChoice,
+    "blend": Choice,
+    "time_limit": Positive | None,
     "distillation": Distillation,
     "paths": dict[str, Name],
 }

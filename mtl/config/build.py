@@ -33,6 +33,7 @@ from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
 from mtl.types import Categorical, DataSpec
 
+TRAINING = 0.5  # part of the time limit of a run that its training takes at most
 SHARDED = "mtl.training.sharding.ShardedStrategy"
 WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
 
@@ -206,6 +207,8 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, caller:
     options: dict[str, Any] = {}
     if _is_sharded(cfg) and _is_double(cfg):  # Lightning refuses the override, but not what it stands for
         plugins, options = [*plugins, DoublePrecision()], {"precision": None}
+    if cfg.get("time_limit"):
+        options["max_time"] = {"seconds": TRAINING * cfg.time_limit}
     trainer: Trainer = _built(
         cfg,
         "trainer",

@@ -21,6 +21,8 @@ from mtl.runs.commands import RUN_FOLDER
 
 resolvers.register()
 CONF = Path(str(files("mtl.conf")))
+QUICK = "table_quick"  # the recipe of a table for which nothing is chosen
+CHOOSING = ("gate", "network", "experiment", "schedule", "permutation", "ckpt", "evaluate")
 BOTH = "hydra.searchpath"  # option of a study and of its runs: folders of further YAML files
 
 
@@ -42,6 +44,31 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     with open_dict(cfg):
         hydra_cfg = cfg.pop("hydra")
     return recorded(cfg, hydra_cfg, overrides)
+
+
+def with_default_recipe(overrides: Sequence[str], searched: Iterable[str] = ()) -> list[str]:
+    """Return ``overrides`` with ``recipe=table_quick`` if they choose a table and neither gate, network nor recipe.
+
+    An option of a mixture, such as ``recipe.k``, or a checkpoint to go on with is a choice too. ``searched``: see
+    ``opened``; a data file of the user may name ``table`` in its defaults.
+    """
+    quick: Any = OmegaConf.load(CONF / "recipe" / f"{QUICK}.yaml")
+    keys = [key_of(override) for override in overrides]
+    of_quick = {f"recipe.{name}" for name in quick.recipe}
+    is_chosen = any(
+        key.split(".")[0] in CHOOSING or key == "recipe" or (key.startswith("recipe.") and key not in of_quick)
+        for key in keys
+    )
+    names = [override.partition("=")[2] for override in overrides if key_of(override) == "data"]
+    is_plain = bool(names) and not is_chosen and _is_plain_table(names[-1], searched)
+    return [*overrides, f"recipe={QUICK}"] if is_plain else [*overrides]
+
+
+def _is_plain_table(name: str, searched: Iterable[str]) -> bool:
+    """Return whether the data file ``name`` is ``table``, or one of the user's whose defaults are ``table`` alone."""
+    files = [Path(folder.removeprefix("file://"), "data", f"{name}.yaml") for folder in searched]
+    file: Any = next((OmegaConf.load(file) for file in files if file.is_file()), {})
+    return name == "table" or file.get("defaults") == ["table"]
 
 
 def recorded(cfg: DictConfig, hydra_cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:

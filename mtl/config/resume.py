@@ -22,6 +22,7 @@ from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, UNBUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.config.patterns import with_columns
+from mtl.data_modules.base import choose_batch_size
 from mtl.files.run_files import flatten
 from mtl.options import EnsembleSize, valid
 from mtl.overrides import LOCAL, key_of, value_of
@@ -250,22 +251,29 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], sections: Seq
     return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
 
 
-def check_batches(checkpoint: Checkpoint, batch_size: int, processes: int) -> None:
+def check_batches(checkpoint: Checkpoint, batch_size: int | str, processes: int) -> None:
     """Raise InputError if a run resumed with ``processes`` processes would have batches of another size than before.
 
-    ``batch_size``: rows per process. Within an epoch, batches of another size would also repeat or skip rows.
+    ``batch_size``: rows per process, or "auto". Within an epoch, batches of another size would also repeat or skip
+    rows.
     """
     before, size = len(checkpoint.get("epoch_sums", ())), checkpoint["config"]["data"].get("batch_size")
-    if not before or not isinstance(size, int) or before * size == processes * batch_size:
+    counts = checkpoint.get("data", {}).get("rows", {}).get("train", 0)
+    automatic = choose_batch_size(sum(counts.values()) if isinstance(counts, Mapping) else counts)
+    if not before or size is None:
         return
-    rows = before * size
+    rows, now = (
+        number * count if isinstance(number, int) else automatic
+        for number, count in ((size, before), (batch_size, processes))
+    )
+    if rows == now:
+        return
     advice = f"to go on with these, give data.batch_size={rows // processes}"
     if rows % processes:
         advice = f"they cannot be divided equally, so resume with {before} processes"
     raise InputError(
-        f"data.batch_size={batch_size} in {processes} process{'es' if processes > 1 else ''} makes batches of "
-        f"{batch_size * processes} rows, and the run that is resumed has batches of {rows} ({size} in each of "
-        f"{before}): {advice}"
+        f"data.batch_size={batch_size} in {processes} process{'es' if processes > 1 else ''} makes batches of {now} "
+        f"rows, and the run that is resumed has batches of {rows} ({size} in each of {before}): {advice}"
     )
 
 

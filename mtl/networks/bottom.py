@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
 EMBEDDING_STD = 0.3
+NUMBER_DIM, MAX_EMBEDDED_NUMBERS = 8, 64  # of number_dim=auto
 MAX_EMBEDDING_DIM = 16  # of an embedding whose width follows from the number of ids
 HASH_PRIME = 2**31 - 1
 HASH_FACTORS = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): any below the prime, a not 0
@@ -29,7 +30,7 @@ def build_bottom(
     embedding_dim: Count | None = 128,
     attention_units: Sequence[Count] = (36,),
     hash_buckets: Buckets | None = None,
-    number_dim: Count | None = None,
+    number_dim: Count | Literal["auto"] | None = None,
 ) -> TabularBottom | ImageBottom:
     """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
@@ -76,8 +77,8 @@ class TabularBottom(nn.Module):
     hashed rows.
 
     Numbers are unchanged, except that those whose edges the data module has learnt are ``soft_clip``; with
-    ``number_dim``, they get a ``PiecewiseLinearEmbedding`` of so many entries too. ``output_dim`` D is known after
-    construction.
+    ``number_dim``, they get a ``PiecewiseLinearEmbedding`` of so many entries too; "auto": of ``NUMBER_DIM``, unless
+    there are more than ``MAX_EMBEDDED_NUMBERS``. ``output_dim`` D is known after construction.
     """
 
     @validated
@@ -87,9 +88,12 @@ class TabularBottom(nn.Module):
         embedding_dim: Count | None = 128,
         attention_units: Sequence[Count] = (36,),
         hash_buckets: Buckets | None = None,
-        number_dim: Count | None = None,
+        number_dim: Count | Literal["auto"] | None = None,
     ) -> None:
         super().__init__()
+        if number_dim == "auto":
+            width = sum(spec.width for spec in inputs.values() if isinstance(spec, Numeric))
+            number_dim = NUMBER_DIM if width <= MAX_EMBEDDED_NUMBERS else None
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
         self.categorical: list[str] = []  # and lists, in the order of their embeddings
         self.overfull: set[str] = set()  # inputs with ids beyond their table, which later runs have added

@@ -63,7 +63,8 @@ def _other_epochs(measured: Measurements, progress: Progress) -> list[str]:
 def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
     tasks = []
     for task, main in mains.items():
-        skill = skill_score(main, measured.value(task, main), measured.value(task, main, model="constant"))
+        values = [measured.value(task, main, model=model) for model in (measured.in_use, "constant")]
+        skill = skill_score(main, *values)
         if skill is not None and skill < MIN_SKILL:
             tasks.append(task)
     return [f"No better than a constant prediction: {some(tasks)}."] if tasks else []

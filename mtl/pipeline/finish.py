@@ -23,7 +23,7 @@ from mtl.report.page import PAGE
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
 from mtl.runs.predictions_file import write_predictions
-from mtl.training.measurements import NETWORK, Measurements
+from mtl.training.measurements import BLEND, NETWORK, Measurements
 from mtl.use import slices
 from mtl.use.card import write_card
 from mtl.use.run_page import write_run_page
@@ -55,13 +55,19 @@ def write(
         command=caller.typed(),
     )
     record = results.with_training(record, folder)
-    record["advice"] = [*compare_with_baselines(measured, record["main_metrics"]), *advice(record, fitted.progress)]
+    in_use, others = NETWORK, module.other_models
+    if others is not None:
+        in_use, record["blend"] = BLEND, dict(others.weights)
+    record["advice"] = [
+        *compare_with_baselines(measured, record["main_metrics"], record.get("blend")),
+        *advice(record, fitted.progress),
+    ]
     record["best_epochs"] = {
         task: {"epoch": int(losses["epoch"]), "val_loss": losses["val"]} for task, losses in fitted.progress.items()
     }
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
-        record["slices"] = slices.slices_of(tasks, predictions["test", NETWORK], cells, data.row_encoder)
+        record["slices"] = slices.slices_of(tasks, predictions["test", in_use], cells, data.row_encoder)
         by_slice = slices.read(record["slices"])
         record["advice"] += slices.sentences(by_slice)
         for run_logger in loggers:

@@ -169,7 +169,9 @@ def load_rows(cfg: DictConfig, data: Any, trainer: pl.Trainer, start: Start, cal
 def build_module(cfg: DictConfig, data: Any, start: Start) -> Any:
     """Return the MultiTaskModule of a new network, with the weights of the source."""
     checkpoint, source = start.checkpoint, start.source
-    spec = checkpoint.calibrated(data.spec) if checkpoint is not None and cfg.evaluate else data.spec
+    spec = data.spec
+    if checkpoint is not None and cfg.evaluate and not checkpoint.get("blend"):  # else it is the blend's calibration
+        spec = checkpoint.calibrated(data.spec)
     network = build.build_network(cfg, spec, load_pretrained=checkpoint is None)
     if source is not None:
         start_from(network, source, same_ids=data.earlier is not None)

@@ -23,7 +23,7 @@ from mtl.checkpoints.files import Checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import classes_in
 from mtl.checks import InputError, first_line, format_value, require
 from mtl.config import resolvers
-from mtl.config.compose import CONF, composed, opened
+from mtl.config.compose import CONF, composed, opened, with_default_recipe
 from mtl.config.hydra_errors import explain
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.files.escaping import escape_interpolation
@@ -152,7 +152,11 @@ def _composed(
     Raises InputError for an unknown option, or for one that must not differ from the checkpoint's.
     """
     chosen = {option: write_override(option, value, os.path.isdir(CONF / option)) for option, value in values.items()}
-    overrides = [text for text in chosen.values() if text is not None]
+    overrides, searched = [text for text in chosen.values() if text is not None], []
+    if config_dir:
+        searched = [f"file://{Path(config_dir).absolute()}"]
+    if checkpoint is None:
+        overrides = with_default_recipe(overrides, searched)
     unwritten = [option for option, text in chosen.items() if text is None]  # such as names with spaces
 
     def compose(overrides: Sequence[str]) -> DictConfig:
@@ -165,7 +169,7 @@ def _composed(
         cfg.paths.run_dir = str(folder)
         return cfg
 
-    with own_hydra([f"file://{Path(config_dir).absolute()}"] if config_dir else []):
+    with own_hydra(searched):
         try:
             if checkpoint is None:
                 return compose(overrides)

@@ -68,6 +68,7 @@ class Results(BaseModel):
     versions: dict[str, str | None] = {}
     advice: list[str] = []
     slices: list[dict[str, Any]] = []
+    blend: dict[str, float] = {}  # weights by model
     best_epochs: dict[str, dict[str, float]] = {}
     finished: str = ""
     command: str = ""
@@ -280,7 +281,7 @@ def numbers(results: Results | None) -> dict[str, float]:
     for key, (value, _) in results.measured.items():
         of_other = key.model != NETWORK
         is_main = results.main_metrics.get(key.task) == key.metric
-        if not (key.model.startswith(LEAD) or (of_other and not is_main) or (key.task and is_routing(key.metric))):
+        if not (LEAD in key.model or (of_other and not is_main) or (key.task and is_routing(key.metric))):
             row[str(key)] = value
     row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}
     row = {name: math.nan if value is None else value for name, value in row.items()}

@@ -16,12 +16,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import require
+from mtl.checks import join_names, require
 from mtl.data_modules.files.reading import parsing
 from mtl.files.run_files import PREDICTIONS, checked_file
 from mtl.files.writing import writing
 from mtl.training.labeled_predictions import LabeledPredictions
-from mtl.training.measurements import NETWORK
+from mtl.training.measurements import BLEND, NETWORK
 from mtl.training.metrics import metric_names
 from mtl.types import TaskSpec
 
@@ -82,10 +82,11 @@ def _series(name: str, values: Tensor) -> pl.Series:
 
 
 def read_predictions(
-    folder: Path, split: str = "test", model: str = NETWORK
+    folder: Path, split: str = "test", model: str | None = None
 ) -> tuple[dict[str, TaskSpec], dict[str, LabeledPredictions], str]:
     """Return the tasks of the run in ``folder``, by task the rows that one of its models predicted, and their digest.
 
+    ``model``: by default the blend if there is one, else the network.
     A task has its metrics, and the options that say what its predictions mean. Raises InputError if there is no such
     file, or it is damaged; a stranger may have written it.
     """
@@ -93,7 +94,11 @@ def read_predictions(
     with parsing(path, f"Write it again: mtl evaluate {folder}"):
         content = json.loads(pl.read_parquet_metadata(path)[METADATA])
         tasks = {name: _task(name, options) for name, options in content["tasks"].items()}
-        rows = pl.scan_parquet(path).filter(split=split, model=model).select("task", *SCHEMA).collect()
+        of_split = pl.scan_parquet(path).filter(split=split)
+        models = of_split.select("model").unique().collect()["model"].to_list()
+        name = model or (BLEND if BLEND in models else NETWORK)
+        require(name in models, f"{path} has no predictions of model {name}; it has {join_names(sorted(models))}")
+        rows = of_split.filter(model=name).select("task", *SCHEMA).collect()
         rows = rows.cast(SCHEMA)  # type: ignore[arg-type]  # polars' types of keys are narrower than texts
         by_task = {name: rows.filter(task=name) for name in tasks}
         predictions = {name: _rows(tasks[name], part, path) for name, part in by_task.items() if len(part)}

@@ -167,7 +167,7 @@ def by_task(
     if len(set(epochs.values())) < 2:
         return Table(["task", "metric", *models], rows)
     rows = [[*row, f"{epochs[row[0]]:.0f}" if row[0] in epochs else ""] for row in rows]
-    return Table(["task", "metric", *models, "best epoch"], rows)
+    return Table(["task", "metric", *models, "best\nepoch"], rows)
 
 
 def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> str:

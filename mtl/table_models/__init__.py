@@ -6,26 +6,34 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Literal
 
+from mtl.checks import require_packages
+from mtl.options import NonEmpty
 from mtl.table_models.base import TableModel
+from mtl.table_models.catboost import CatBoost
+from mtl.table_models.lightgbm import LightGBM
 from mtl.table_models.linear import Linear
-from mtl.table_models.trees import LightGBM
 from mtl.types import InputSpec, TaskSpec
 
 MAX_ROWS = 20_000  # training rows of a model
 MAX_OUTPUTS = 32  # of all tasks together, up to which trees are grown
 
-ModelChoice = Literal["auto", "lightgbm", "linear", "none"]
-MODELS: dict[str, type[TableModel]] = {"lightgbm": LightGBM, "linear": Linear}
+MODELS: dict[str, type[TableModel]] = {"linear": Linear, "lightgbm": LightGBM, "catboost": CatBoost}
+Name = Literal["linear", "lightgbm", "catboost"]
+Choice = Literal["auto", "none"] | NonEmpty[Name]
 
 
-def choose_model(choice: ModelChoice, columns: Mapping[str, InputSpec], tasks: Sequence[TaskSpec]) -> str:
-    """Return the name of the model to fit, or "none": for "auto", trees if LightGBM is installed and outputs are few.
+def choose_models(choice: Choice, columns: Mapping[str, InputSpec], tasks: Sequence[TaskSpec]) -> list[str]:
+    """Return the names of the models to fit; for "auto" linear, and lightgbm if it is installed and outputs are few.
 
-    Without ids and numbers, which trees read, it is a linear model.
+    Trees read ids and numbers; without any, they are left out. Raises InputError if the package of a model is missing.
     """
     if choice == "none":
-        return choice
-    has_few_outputs = sum(task.outputs for task in tasks) <= MAX_OUTPUTS
-    wants_trees = choice == "lightgbm" or (choice == "auto" and has_few_outputs and find_spec("lightgbm") is not None)
-    is_readable = any(isinstance(column, LightGBM.reads) for column in columns.values())
-    return "lightgbm" if wants_trees and is_readable else "linear"
+        return []
+    if choice == "auto":
+        has_few_outputs = sum(task.outputs for task in tasks) <= MAX_OUTPUTS
+        choice = ["linear", "lightgbm"] if has_few_outputs and find_spec("lightgbm") is not None else ["linear"]
+    for name in choice:
+        if name != "linear":
+            require_packages(f"blend={name}", "trees", name)
+    readable = {name: any(isinstance(column, MODELS[name].reads) for column in columns.values()) for name in choice}
+    return [name for name in choice if readable[name]]

@@ -2,63 +2,75 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from mtl.types import Bag, Categorical, InputSpec, Numeric, TaskSpec
+from mtl.nn.functional import KeepsBufferPrecision
+from mtl.types import Bag, Batch, Categorical, InputSpec, Numeric, TaskSpec
 
-Tensors = Mapping[str, Tensor]  # by the name of an input or a task
+HELD_OUT = 5  # without validation rows, every fifth training row
 
 
-class TableModel(ABC):
+class TableModel(KeepsBufferPrecision, ABC):
     """Predict what a network would output, from the inputs of a table.
 
     So the same code computes losses and metrics of all. ``tasks``: those to predict, with their ``TaskSpec.constant``.
-    ``columns``: the inputs by name, as in ``DataSpec.inputs``; those that the model does not read are left out.
+    ``columns``: the inputs by name, as in ``DataSpec.inputs``; those that the model does not read are left out. All
+    that was learnt is in ``state_dict()``, and to predict needs torch alone.
     """
 
     reads: ClassVar[tuple[type[InputSpec], ...]] = (Categorical, Bag, Numeric)
+    deadline = math.inf  # by time.monotonic(): when a fit ends with what it has
 
     def __init__(self, tasks: Iterable[TaskSpec], columns: Mapping[str, InputSpec]) -> None:
+        super().__init__()
         self.tasks = list(tasks)
         self.columns = {name: column for name, column in columns.items() if isinstance(column, self.reads)}
 
     @abstractmethod
-    def fit(self, inputs: Tensors, targets: Tensors, weights: Tensors | None = None) -> Self:
-        """Learn from training rows and return the model; a second call learns anew. Arguments are as in ``Batch``."""
+    def fit(self, train: Batch, valid: Batch | None = None) -> Self:
+        """Learn from the rows of ``train`` and return the model; a second call learns anew.
+
+        ``valid``: rows that choose a penalty or stop the growth of trees; without them every fifth row of ``train``.
+        """
 
     @abstractmethod
-    def predict(self, inputs: Tensors) -> dict[str, Tensor]:
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of each task, ``[B]`` or ``[B, outputs]``: logits, or values in standard units."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was learnt, as tensors, texts, lists and dicts, which ``torch.load(weights_only=True)`` reads."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Predict as the model of the same tasks and columns that returned ``state``."""
+    def load_learned(self, state: Mapping[str, Tensor]) -> None:
+        """Predict as the model of the same tasks and columns whose ``state_dict()`` is ``state``."""
+        for name, value in state.items():
+            self.register_buffer(name, value)
 
 
 class Constant(TableModel):
     """Predict ``TaskSpec.constant`` for each row; there is nothing to learn."""
 
-    def fit(self, inputs: Tensors, targets: Tensors, weights: Tensors | None = None) -> Self:
+    def fit(self, train: Batch, valid: Batch | None = None) -> Self:
         return self
 
-    def predict(self, inputs: Tensors) -> dict[str, Tensor]:
-        constants = torch.tensor([number for task in self.tasks for number in task.constant])
-        return split_outputs(self.tasks, constants.expand(len(next(iter(inputs.values()))), -1))
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        first = next(iter(inputs.values()))
+        return split_outputs(self.tasks, join_constants(self.tasks).to(first.device).expand(len(first), -1))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+def hold_out(train: Batch, valid: Batch | None) -> tuple[Batch, Batch]:
+    """Return ``train`` and ``valid``, for which every fifth row of ``train`` stands in if there is none."""
+    if valid is not None:
+        return train, valid
+    index = torch.arange(len(train))
+    return train.select(index[index % HELD_OUT != 0]), train.select(index[::HELD_OUT])
+
+
+def join_constants(tasks: Iterable[TaskSpec]) -> Tensor:
+    """Return the constants of all tasks in a row, ``[outputs]``."""
+    return torch.tensor([number for task in tasks for number in task.constant])
 
 
 def split_outputs(tasks: Sequence[TaskSpec], values: Tensor) -> dict[str, Tensor]:
@@ -67,19 +79,16 @@ def split_outputs(tasks: Sequence[TaskSpec], values: Tensor) -> dict[str, Tensor
     return {task.name: part[:, 0] if task.outputs == 1 else part for task, part in zip(tasks, parts, strict=True)}
 
 
-def join_columns(columns: Mapping[str, InputSpec], inputs: Tensors) -> tuple[Tensor, Tensor]:
+def join_columns(columns: Mapping[str, InputSpec], inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the ids of all ``columns``, ``[B, ids]``, and the numbers ``[B, width]``.
 
-    Columns share no id. A list has a column for each of its elements, with -1 for padding.
+    A list has a column for each of its elements.
     """
-    num_rows, first = len(next(iter(inputs.values()))), 0
-    ids, numbers = [torch.zeros(num_rows, 0, dtype=torch.long)], [torch.zeros(num_rows, 0)]
+    first = next(iter(inputs.values()))
+    ids, numbers = [first.new_zeros(len(first), 0, dtype=torch.long)], [first.new_zeros(len(first), 0).float()]
     for name, column in columns.items():
-        values = inputs[name].cpu()
         if isinstance(column, Numeric):
-            numbers.append(values.float())
-        elif isinstance(column, Categorical | Bag):
-            padding = values.eq(0) if isinstance(column, Bag) else torch.zeros_like(values, dtype=torch.bool)
-            ids.append((values.long() + first).masked_fill(padding, -1).reshape(num_rows, -1))
-            first += column.size
+            numbers.append(inputs[name].float())
+        else:
+            ids.append(inputs[name].long().unsqueeze(-1).flatten(1))
     return torch.cat(ids, 1), torch.cat(numbers, 1)

@@ -2,73 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.table_models.base import TableModel, Tensors, join_columns, split_outputs
+from mtl.table_models.base import TableModel, hold_out, join_columns, join_constants, split_outputs
 from mtl.training.losses import task_loss_sums
+from mtl.types import Bag, Batch, Categorical, InputSpec, TaskSpec
 
-STEPS = 50  # iterations of L-BFGS
+STEPS = 50  # iterations of L-BFGS for each penalty
+PENALTIES = (1000.0, 100.0, 10.0, 1.0)
 
 
 class Linear(TableModel):
     """A weight for each id and each number, and a bias, for each of the O outputs of all tasks.
 
-    The fit minimises the sum of the tasks' mean losses plus |w|^2 / (2 N) of the weights w with N rows, as a ridge or a
-    logistic regression does. The weight of ids that the rows do not have is 0.
+    The fit minimises the sum of the tasks' mean losses plus c |w|^2 / (2 N) of the weights w with N rows, as a ridge or
+    a logistic regression does; of ``PENALTIES`` c, each task has the one with the lowest loss in the validation rows.
+    The weight of ids that the rows do not have is 0.
     """
 
-    ids: Tensor  # [V] of the rows, ascending
-    table: Tensor  # [V + 1, O] their weights; the first row is for unknown ids and padding
+    row: Tensor  # [ids of all columns] of ``table``, for each id
+    table: Tensor  # [V + 1, O] weights of the ids of the rows; the first row is for all other ids and padding
     weight: Tensor  # [width, O] of the numbers
     bias: Tensor  # [O]
+    start: Tensor  # [ids of a row] the ids of a column begin with in ``row``
 
-    def fit(self, inputs: Tensors, targets: Tensors, weights: Tensors | None = None) -> Self:
-        ids, numbers = join_columns(self.columns, inputs)
-        self.ids = ids[ids >= 0].unique()
-        self.bias = torch.tensor([number for task in self.tasks for number in task.constant], dtype=torch.double)
-        self.table = self.bias.new_zeros(len(self.ids) + 1, len(self.bias))
-        self.weight = self.bias.new_zeros(numbers.shape[1], len(self.bias))
-        places, tasks_by_name = self._places(ids), {task.name: task for task in self.tasks}
-        parameters = [parameter.requires_grad_() for parameter in (self.bias, self.table, self.weight)]
-        optimizer = torch.optim.LBFGS(parameters, max_iter=STEPS, line_search_fn="strong_wolfe")
+    def __init__(self, tasks: Iterable[TaskSpec], columns: Mapping[str, InputSpec]) -> None:
+        super().__init__(tasks, columns)
+        self.size, start, self.padding = 0, list[int](), list[int]()
+        for column in self.columns.values():
+            if isinstance(column, Categorical | Bag):
+                start += [self.size] * (column.length if isinstance(column, Bag) else 1)
+                self.padding += [self.size] * isinstance(column, Bag)
+                self.size += column.size
+        self.register_buffer("start", torch.tensor(start, dtype=torch.long), persistent=False)
 
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            _, totals, counts = task_loss_sums(tasks_by_name, self._outputs(places, numbers), targets, weights)
-            size = (self.table.square().sum() + self.weight.square().sum()) / (2 * len(ids))
-            value: Tensor = (totals / counts.clamp(min=1)).sum() + size
-            value.backward()
-            return value
+    def fit(self, train: Batch, valid: Batch | None = None) -> Self:
+        train, valid = hold_out(train, valid)
+        ids, numbers = join_columns(self.columns, train.inputs)
+        bias = join_constants(self.tasks).double()
+        learnt = torch.zeros(self.size, dtype=torch.bool)
+        learnt[(ids + self.start).flatten()] = True
+        learnt[self.padding] = False
+        table, weight = bias.new_zeros(int(learnt.sum()) + 1, len(bias)), bias.new_zeros(numbers.shape[1], len(bias))
+        super().load_learned({"row": learnt.cumsum(0) * learnt, "table": table, "weight": weight, "bias": bias})
+        parameters = {"bias": bias, "table": table, "weight": weight}
+        best, lowest = dict[str, Tensor](), torch.tensor(torch.inf)
+        for penalty in PENALTIES:  # each begins at the solution of the one before
+            if best and time.monotonic() > self.deadline:
+                break
+            optimizer = torch.optim.LBFGS(parameters.values(), max_iter=STEPS, line_search_fn="strong_wolfe")
 
-        optimizer.step(loss)
-        for parameter in parameters:
-            parameter.requires_grad_(False)
+            def loss(optimizer: Any = optimizer, penalty: float = penalty) -> Tensor:
+                optimizer.zero_grad()
+                size = (table.square().sum() + weight.square().sum()) / (2 * len(ids))
+                value = self._losses(ids, numbers.double(), train).sum() + penalty * size
+                value.backward()
+                return value
+
+            for parameter in parameters.values():
+                parameter.requires_grad_()
+            optimizer.step(loss)
+            for parameter in parameters.values():
+                parameter.requires_grad_(False)
+            inputs = join_columns(self.columns, valid.inputs)
+            losses = self._losses(inputs[0], inputs[1].double(), valid)
+            losses = losses.repeat_interleave(torch.tensor([task.outputs for task in self.tasks]))
+            best = {n: torch.where(losses < lowest, value, best.get(n, value)) for n, value in parameters.items()}
+            lowest = losses.minimum(lowest)
+        self.load_learned({name: value.float() for name, value in best.items()})
         return self
 
-    def predict(self, inputs: Tensors) -> dict[str, Tensor]:
-        ids, numbers = join_columns(self.columns, inputs)
-        return {name: value.float() for name, value in self._outputs(self._places(ids), numbers).items()}
+    def _losses(self, ids: Tensor, numbers: Tensor, rows: Batch) -> Tensor:
+        """Return the mean loss of each task, ``[T]``."""
+        outputs, tasks = (
+            split_outputs(self.tasks, self._outputs(ids, numbers)),
+            {task.name: task for task in self.tasks},
+        )
+        names, totals, counts = task_loss_sums(tasks, outputs, rows.targets, rows.weights)
+        means = dict(zip(names, totals / counts.clamp(min=1), strict=True))
+        return torch.stack([means[name] for name in tasks])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"ids": self.ids, "table": self.table, "weight": self.weight, "bias": self.bias}
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return split_outputs(self.tasks, self._outputs(*join_columns(self.columns, inputs)))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.ids, self.table, self.weight, self.bias = (state[name] for name in ("ids", "table", "weight", "bias"))
-
-    def _places(self, ids: Tensor) -> Tensor:
-        """Return the row of ``table`` of each id, in the shape of ``ids``."""
-        if not len(self.ids):
-            return torch.zeros_like(ids)
-        place = torch.searchsorted(self.ids, ids).clamp(max=len(self.ids) - 1)
-        return torch.where(self.ids[place] == ids, place + 1, 0)
-
-    def _outputs(self, places: Tensor, numbers: Tensor) -> dict[str, Tensor]:
-        values = self.bias + numbers.double() @ self.weight
-        if places.shape[1]:
-            values = values + F.embedding_bag(places, self.table, mode="sum", padding_idx=0)
-        return split_outputs(self.tasks, values)
+    def _outputs(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        """Return the outputs of all tasks in a row, ``[B, O]``, in the type of ``numbers``."""
+        values = self.bias + numbers @ self.weight
+        if ids.shape[1]:
+            values = values + F.embedding_bag(self.row[ids + self.start], self.table, mode="sum", padding_idx=0)
+        return values

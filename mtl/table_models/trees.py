@@ -1,102 +1,111 @@
-"""LightGBM's trees of ids and numbers."""
+"""Gradient-boosted trees of ids and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mtl.table_models.base import Constant, TableModel, Tensors, join_columns
-from mtl.types import Categorical, Numeric, TaskSpec, has_label
+from mtl.table_models.base import HELD_OUT, TableModel, hold_out, join_columns, split_outputs
+from mtl.table_models.forest import Forest, Tree, forest_state
+from mtl.types import Batch, Categorical, InputSpec, Numeric, TaskSpec, has_label
 
-TREES = 100  # for each output, at most
-# Trees in a row that do not lower the loss of the held-out rows: no more are grown, and these are dropped
-EARLY_STOPPING_ROUNDS = 10
-HELD_OUT = 5  # every fifth row stops the trees
-OBJECTIVES = {"huber": "huber", "mae": "regression_l1", "poisson": "poisson", "quantile": "quantile"}  # of LightGBM
+TREES = 2000  # for each output, at most
+MIN_LABELS = 25  # LightGBM divides fewer only with more than a fifth of them
+FEW = 0.1  # part of the rows with a label below which the trees of a task also read what is predicted for others
+FOLDS = 5
 
 
-class LightGBM(TableModel):
-    """Trees for each task by itself, and for each of its quantiles; a task without a label is predicted as constant."""
+class Rows(NamedTuple):
+    """Labelled rows of a task, as arrays. Those that are ``held`` stop the growth of trees."""
+
+    ids: Any  # [N, D]
+    numbers: Any  # [N, width]
+    y: Any  # [N], classes or values in standard units
+    weight: Any  # [N]
+    held: Any  # [N]
+
+
+class Trees(TableModel):
+    """Trees for each task by itself. Of a column that is both ids and a number, they read the number.
+
+    A task with fewer than ``MIN_LABELS`` labels, or with equal ones, is predicted as constant. The trees of a task with
+    a label in fewer than a tenth of the rows also read the outputs of the trees of the other tasks (in training rows,
+    those of trees grown without the row), if some have more.
+    """
 
     reads = (Categorical, Numeric)
 
-    ids: dict[str, list[Tensor]]  # by task, those of each column in the rows that grew the trees, ascending
-    boosters: dict[str, list[Any]]  # by task, one for each quantile, else one
+    def __init__(self, tasks: Iterable[TaskSpec], columns: Mapping[str, InputSpec]) -> None:
+        numbers = {name for column in columns.values() if isinstance(column, Numeric) for name in column.columns}
+        super().__init__(tasks, {name: column for name, column in columns.items() if name not in numbers})
 
-    def fit(self, inputs: Tensors, targets: Tensors, weights: Tensors | None = None) -> Self:
-        self.ids, self.boosters = {}, {}
-        ids, numbers = join_columns(self.columns, inputs)
-        for task in self.tasks:
-            mask = has_label(task, targets[task.name])
-            weight = weights[task.name][mask].numpy() if weights else None
-            if mask.any():
-                self._grow(task, ids[mask], numbers[mask], targets[task.name][mask], weight)
+    @abstractmethod
+    def grow(self, task: TaskSpec, rows: Rows) -> tuple[list[tuple[int, Tree]], Sequence[float]]:
+        """Return trees, each with the index of its output among those of the task, and a bias for each output."""
+
+    def fit(self, train: Batch, valid: Batch | None = None) -> Self:
+        train, valid = parts = hold_out(train, valid)
+        joined = [join_columns(self.columns, part.inputs) for part in parts]
+        ids, numbers = (torch.cat(columns) for columns in zip(*joined, strict=True))
+        targets = {task.name: torch.cat([part.targets[task.name] for part in parts]) for task in self.tasks}
+        weights = {name: torch.cat([part.weights[name] for part in parts]) for name in train.weights}
+        index = torch.arange(len(ids))
+        held = index >= len(train)
+        rows = Batch({"ids": ids, "numbers": numbers, "held": held}, targets, weights)
+        counts = {task.name: int(has_label(task, train.targets[task.name]).sum()) for task in self.tasks}
+        limit = FEW * len(train)
+        names = {name for name, count in counts.items() if MIN_LABELS <= count < limit <= max(counts.values())}
+        self.forests = nn.ModuleList([self._grow_all({*counts} - names, rows)])
+        if names:
+            outputs, growing = self.forests[0](ids, numbers).float(), index[~held]
+            for fold in (growing[start::FOLDS] for start in range(FOLDS)):
+                others = rows.select(index[~torch.isin(index, fold)])
+                outputs[fold] = self._grow_all({*counts} - names, others)(ids[fold], numbers[fold]).float()
+            rows.inputs["numbers"] = torch.cat([numbers, outputs], 1)
+            self.forests.append(self._grow_all(names, rows))
         return self
 
-    def predict(self, inputs: Tensors) -> dict[str, Tensor]:
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ids, numbers = join_columns(self.columns, inputs)
-        options = {"raw_score": True, "num_threads": torch.get_num_threads()}
-        outputs = Constant(self.tasks, {}).predict(inputs)
-        for name, boosters in self.boosters.items():
-            matrix = _matrix(ids, numbers, self.ids[name])
-            values = [torch.from_numpy(np.asarray(booster.predict(matrix, **options))).float() for booster in boosters]
-            outputs[name] = values[0] if len(values) == 1 else torch.stack(values, 1)
-        return outputs
+        outputs: Tensor = self.forests[0](ids, numbers)
+        if len(self.forests) > 1:
+            outputs = outputs + self.forests[1](ids, torch.cat([numbers, outputs.float()], 1))
+        return split_outputs(self.tasks, outputs.float())
 
-    def state_dict(self) -> dict[str, Any]:
-        texts = {name: [booster.model_to_string() for booster in boosters] for name, boosters in self.boosters.items()}
-        return {"ids": self.ids, "boosters": texts}
+    def load_learned(self, state: Mapping[str, Tensor]) -> None:
+        forests: dict[str, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            forest, key = name.rsplit(".", 1)
+            forests.setdefault(forest, {})[key] = value
+        self.forests = nn.ModuleList(map(Forest, forests.values()))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        import lightgbm
-
-        self.ids, texts_by_task = state["ids"], state["boosters"]
-        self.boosters = {name: [lightgbm.Booster(model_str=text) for text in texts_by_task[name]] for name in self.ids}
-
-    def _grow(self, task: TaskSpec, ids: Tensor, numbers: Tensor, y: Tensor, weight: Any) -> None:
-        """Learn a task from its labelled rows."""
-        import lightgbm
-
-        common = {"verbosity": -1, "num_threads": torch.get_num_threads()}
-        common |= {"deterministic": True, "force_row_wise": True}
-        if task.kind == "regression":  # of a Poisson loss, the rate in units of the mean
-            y = y / np.exp(task.mean) if task.loss == "poisson" else task.standardize(y)
-            options: dict[str, Any] = {"objective": OBJECTIVES.get(task.loss or "", "regression")}
-        else:
-            options = {"objective": task.kind} | ({"num_class": task.num_classes} if task.num_classes > 1 else {})
-        held_out = np.arange(len(y)) % HELD_OUT == 0 if len(y) > HELD_OUT**2 else np.zeros(len(y), dtype=bool)
-        self.ids[task.name] = [column.unique() for column in ids[torch.from_numpy(~held_out)].T]
-        x = _matrix(ids, numbers, self.ids[task.name])
-        train, valid = (
-            lightgbm.Dataset(
-                x[part],
-                y.numpy()[part],
-                weight=None if weight is None else weight[part],
-                categorical_feature=list(range(ids.shape[1])),
-                params=common,
-            )
-            for part in (~held_out, held_out)
-        )
-        stop: list[Any] = [lightgbm.early_stopping(EARLY_STOPPING_ROUNDS, verbose=False)] if held_out.any() else []
-        others = [valid] if held_out.any() else []  # without them, nothing stops the trees
-        self.boosters[task.name] = [
-            lightgbm.train({**common, **options, **alpha}, train, TREES, valid_sets=others, callbacks=stop)
-            for alpha in [{"alpha": level} for level in task.quantiles] or [{}]
-        ]
+    def _grow_all(self, names: set[str], rows: Batch) -> Forest:
+        """Return the trees of the tasks of these ``names``; for others they give 0."""
+        trees, bias = list[tuple[int, Tree]](), list[float]()
+        for task in self.tasks:
+            biases: Sequence[float] = task.constant if task.name in names else [0.0] * task.outputs
+            labelled = _labelled(task, rows)
+            differ, held = len(np.unique(labelled.y[~labelled.held])) > 1, labelled.held.any()
+            if task.name in names and len(labelled.y) >= MIN_LABELS and differ and held:
+                new, biases = self.grow(task, labelled)
+                trees += [(len(bias) + output, tree) for output, tree in new]
+            bias += biases
+        return Forest(forest_state(trees, bias))
 
 
-def _matrix(ids: Tensor, numbers: Tensor, ids_by_column: Sequence[Tensor]) -> Any:
-    """Number the ids of each column that are in ``ids_by_column`` from 0; all others have the next number.
-
-    LightGBM warns of gaps, and its verbosity does not silence its threads.
-    """
-    columns = []
-    for values, column in zip(ids_by_column, ids.T.contiguous(), strict=True):
-        place = torch.searchsorted(values, column)
-        place[~torch.isin(column, values)] = len(values)
-        columns.append(place[:, None].double())
-    return torch.cat([*columns, numbers.double()], 1).numpy()
+def _labelled(task: TaskSpec, rows: Batch) -> Rows:
+    """Return the labelled rows of ``task``; those that stop trees have no class that the others lack."""
+    rows = rows.select(has_label(task, rows.targets[task.name]).nonzero()[:, 0])
+    y, held = rows.targets[task.name], rows.inputs["held"]
+    if not held.any():
+        held = torch.arange(len(y)) % HELD_OUT == 0
+    if task.kind == "regression":  # of a Poisson loss, the rate in units of the mean
+        y = y / torch.tensor(task.mean).exp() if task.loss == "poisson" else task.standardize(y)
+    kept = ~held | torch.isin(y, y[~held]) if task.kind != "regression" else torch.ones_like(held)
+    arrays = (rows.inputs["ids"], rows.inputs["numbers"], y, rows.weights.get(task.name, torch.ones(len(y))), held)
+    return Rows(*(array[kept].numpy() for array in arrays))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+
+from mtl.types import TaskSpec
 
 UNDEFINED = torch.tensor(torch.nan)
 
@@ -52,3 +55,19 @@ class LabeledPredictions:
         """Return the tensors that are defined, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value.dim()}
+
+
+NOTHING = torch.zeros(0)
+EMPTY = LabeledPredictions(NOTHING, NOTHING, row_id=NOTHING.long(), output=NOTHING)
+
+
+def labelled_after(task: TaskSpec, rows: Mapping[str, LabeledPredictions]) -> LabeledPredictions:
+    """Return the rows of ``task``; of a task after another, those in which that one is positive.
+
+    A network predicts the probability given the task before, so only these rows tell whether it is right.
+    """
+    labelled = rows.get(task.name, EMPTY)
+    if task.after is None:
+        return labelled
+    before = rows.get(task.after, EMPTY)
+    return labelled.at(torch.isin(labelled.row_id, before.row_id[before.label == 1]))

@@ -10,7 +10,8 @@ import polars as pl
 import torch
 
 NETWORK = "network"  # the model that is trained
-LEAD = f"{NETWORK} - "  # begins the name under which the network's lead over another model is kept
+BLEND = "blend"  # the weighted mean of the network and models of a table
+LEAD = " - "  # in the name under which the lead of the model in use over another one is kept
 
 
 class Key(NamedTuple):
@@ -71,13 +72,18 @@ class Measurements(dict[Key, Measurement]):
         value = self.get(Key(split, task, metric, model), Measurement(math.nan)).value
         return None if math.isnan(value) else value
 
+    @property
+    def in_use(self) -> str:
+        """The name of the model that predicts: the blend if there is one, else the network."""
+        return BLEND if BLEND in self.models() else NETWORK
+
     def lead_error(self, task: str, metric: str, model: str) -> float | None:
-        """Return the standard error of the network's value minus that of ``model``; None if it was not measured."""
-        return self.get(Key("test", task, metric, LEAD + model), Measurement(math.nan)).sem
+        """Return the standard error of the value ``in_use`` minus that of ``model``; None if it was not measured."""
+        return self.get(Key("test", task, metric, f"{self.in_use}{LEAD}{model}"), Measurement(math.nan)).sem
 
     def models(self, split: str = "test") -> list[str]:
         """Return the names of the network and of the other models that were measured."""
-        names = (key.model for key in self if key.split == split and not key.model.startswith(LEAD))
+        names = (key.model for key in self if key.split == split and LEAD not in key.model)
         return list(dict.fromkeys([NETWORK, *names]))
 
     def by_model(self, split: str = "test") -> pl.DataFrame:

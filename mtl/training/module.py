@@ -81,6 +81,7 @@ class MultiTaskModule(LightningModule):
         self.measured = Measurements()  # the latest of each number, also of models beside the network
         # Of the latest test, in the first process: by split and model, the labelled rows of each task
         self.predictions: dict[tuple[str, str], dict[str, LabeledPredictions]] = {}
+        self.other_models: Any = None  # a table's ``FittedModels``, beside the network after the training
         self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
         self._named: set[str] = set()  # undefined values that a warning has named
         self._metrics: dict[str, float] = {}  # the latest values, in a run that is resumed
@@ -213,7 +214,7 @@ class MultiTaskModule(LightningModule):
         batch = self.converted(batch)
         output = self(batch.inputs, list(batch.targets))
         self.evaluation.update(output.predictions, batch.targets, batch.row_ids, batch.weights, batch.groups)
-        return {"routings": output.routings}
+        return {"routings": output.routings, "predictions": output.predictions}
 
     test_step = validation_step
 

@@ -42,7 +42,7 @@ def card(model: TrainedModel, results: Any, name: str) -> str:
     parts = [
         f"---\n{_metadata(model, results, name)}---",
         f"# {markdown(name)}",
-        f"A network of `mtl` ({type(model.network).__name__}, {results.parameters or 0:,.0f} parameters) that predicts "
+        f"A network of `mtl` ({type(model.core).__name__}, {results.parameters or 0:,.0f} parameters) that predicts "
         f"{len(tasks)} tasks together.",
         Table(["task", "kind", "predicts"], [_predicts(task) for task in tasks], "Tasks").markdown(),
         "### Inputs\n\n" + markdown(", ".join(model.columns or model.spec.inputs)),

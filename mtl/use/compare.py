@@ -91,16 +91,18 @@ def compare_runs(
     margin: Positive | None = None,
     resamples: Resamples = RESAMPLES,
     seed: RunSeed = 0,
+    model: str | None = None,
 ) -> pl.DataFrame:
-    """Compare the networks of two runs as ``compare`` does, on the test rows, by their stored predictions.
+    """Compare the models of two runs as ``compare`` does, on the test rows, by their stored predictions.
 
+    ``model``: see ``read_predictions``.
     Images and texts can be compared too. Raises InputError unless both were tested on the same rows.
     """
     for folder in (folder_a, folder_b):
         absent = f"{folder} has no {PREDICTIONS}: give a FILE with labels, or a folder that mtl evaluate has written"
         require((folder / PREDICTIONS).is_file(), absent)
-    tasks_a, predictions_a, digest_a = read_predictions(folder_a)
-    tasks_b, predictions_b, digest_b = read_predictions(folder_b)
+    tasks_a, predictions_a, digest_a = read_predictions(folder_a, model=model)
+    tasks_b, predictions_b, digest_b = read_predictions(folder_b, model=model)
     differ = f"{folder_a} and {folder_b} were tested on different rows: their files, split options or data.seed differ"
     require(digest_a == digest_b, f"{differ}; give a FILE with labels, on which neither was trained")
     tasks = _shared_tasks([*tasks_a.values()], [*tasks_b.values()])

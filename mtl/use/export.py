@@ -36,37 +36,40 @@ MEANINGS = {
 
 
 @torch.no_grad()
-def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Export the network of a checkpoint into ``folder``; return ``differences`` by file, and ``dense``.
+def export_run(
+    path: str | Path, folder: Path, onnx: bool = False, trust: Sequence[str] = (), model: str | None = None
+) -> dict[str, Any]:
+    """Export the ``model`` of a checkpoint into ``folder``; return ``differences`` by file, and ``dense``.
 
-    A difference is the largest one between predictions of the exported file and of the network, on random rows;
-    ``dense`` lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
+    ``model``: see ``mtl.load``. A difference is the largest one between predictions of the exported file and of the
+    network, on random rows; ``dense`` lists the layers that compute all experts. Raises InputError if a difference
+    exceeds 1e-5.
     """
     if onnx:
         require_packages("--onnx", "onnx", "onnx", "onnxruntime", "onnxscript")
-    model = load(path, trust, "cpu")
-    marked = [task.name for task in model.spec.tasks if task.marked]
+    loaded = load(path, trust, "cpu", model=model)
+    marked = [task.name for task in loaded.spec.tasks if task.marked]
     require(not marked, f"task {', '.join(marked)} reads marked words, which an exported network cannot")
-    inputs = program.random_inputs(model.spec.inputs)
-    texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
-    exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
-    write_json(folder / "preprocessing.json", preprocessing(model, inputs))
-    expected = program.Readable(model.network)(inputs)
+    inputs = program.random_inputs(loaded.spec.inputs)
+    texts = [name for name, spec in loaded.spec.inputs.items() if isinstance(spec, Tokens)]
+    exported = program.export(program.Readable(program.exportable(loaded.network)), inputs, texts)
+    write_json(folder / "preprocessing.json", preprocessing(loaded, inputs))
+    expected = program.Readable(loaded.network)(inputs)
     names = list(expected)
     actual = program.save(exported, folder / "model.pt2")(inputs)
-    differences = {"model.pt2": difference(model, actual, expected)}
+    differences = {"model.pt2": difference(loaded, actual, expected)}
     if onnx:
         session = program.save_onnx(exported, list(inputs), names, folder / "model.onnx")
         values = session.run(None, {name: value.numpy() for name, value in inputs.items()})
         actual = dict(zip(names, map(torch.from_numpy, values), strict=True))
-        differences["model.onnx"] = difference(model, actual, expected)
+        differences["model.onnx"] = difference(loaded, actual, expected)
     for file, value in differences.items():
         require(
             value <= MAX_DIFFERENCE,
             f"{folder / file}: its predictions differ from the network's by up to {value:.1e}; at most "
             f"{MAX_DIFFERENCE:g} is allowed",
         )
-    layers = model.network.named_modules()
+    layers = loaded.core.named_modules()
     dense = [name for name, layer in layers if isinstance(layer, MixtureOfExperts) and not layer.is_static]
     return {"differences": differences, "dense": dense}
 

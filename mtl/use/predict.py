@@ -90,21 +90,22 @@ def predict_file(
     force: bool = False,
     trust: Sequence[str] = (),
     device: str | None = None,
+    model: str | None = None,
     **options: Any,
 ) -> int:
     """Write the predictions for the rows of a file to ``out``; return the number of rows.
 
-    ``out`` (.csv, .tsv or .parquet) is written completely or not at all. ``options``: as in ``predicted``. Raises
-    InputError, also if ``out`` exists, unless ``force``.
+    ``out`` (.csv, .tsv or .parquet) is written completely or not at all. ``model``: as in ``mtl.load``. ``options``: as
+    in ``predicted``. Raises InputError, also if ``out`` exists, unless ``force``.
     """
     check_out(out, rows, force)
-    model, count = load(checkpoint, trust, device=device), 0
+    loaded, count = load(checkpoint, trust, device, model=model), 0
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(rows.name, total=1.0)
         with table_file(out) as write:
-            for block, share in predicted(model, rows, **options):
+            for block, share in predicted(loaded, rows, **options):
                 write(block)
                 count += len(block)
                 progress.update(bar, completed=share)

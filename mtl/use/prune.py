@@ -17,6 +17,7 @@ from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.predictions import conditional
+from mtl.training.measurements import NETWORK
 from mtl.types import Prunable
 from mtl.use import program
 from mtl.use.export import difference
@@ -63,7 +64,7 @@ def prune_run(
     between the predictions of the exported program and of the full network on random rows; for a regression it is in
     standard units of the labels. Of a task after another, the conditional probability is predicted.
     """
-    model = load(path, trust, "cpu")
+    model = load(path, trust, "cpu", model=NETWORK)
     network, inputs = model.network, program.random_inputs(model.spec.inputs)
     everything: Any = network
     names = [task.name for task in everything.tasks]

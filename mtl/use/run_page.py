@@ -127,8 +127,8 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
 def _sentence(task: str, metric: str, results: Results) -> str:
     """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
     measured, parts = results.measured, list[str]()
-    for model in measured.models()[1:]:
-        difference = improvement(measured, model, task, metric)
+    for model in measured.models():
+        difference = None if model == measured.in_use else improvement(measured, model, task, metric)
         if difference is None:
             continue
         value, verdict = number(measured.value(task, metric, model=model)), difference.verdict()
@@ -139,7 +139,8 @@ def _sentence(task: str, metric: str, results: Results) -> str:
         apart = f"{number(difference.mean, 3, '+')} ± {number(difference.sem, 2)}"
         parts.append(f"{verdict} {link} {model} ({value}, lead {apart})")
     where = ", on these test rows " if parts else ""
-    return f"{task}: {metric} {number(measured.value(task, metric))}{where}{', '.join(parts)}"
+    value = number(measured.value(task, metric, model=measured.in_use))
+    return f"{task}: {metric} {value}{where}{', '.join(parts)}"
 
 
 def _tested_table(

@@ -209,7 +209,7 @@ def as_text(value: str | float | bool | None, written: Callable[[float], str]) -
 
 def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
     """Return the answer of /health."""
-    network = type(model.network).__name__
+    network = type(model.core).__name__
     return {
         "model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns},
         "tasks": [{"name": task.name, **task_summary(task)} for task in model.spec.tasks],
@@ -363,17 +363,22 @@ def is_of_server(record: logging.LogRecord) -> bool:
 
 
 def prepare(
-    path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float, interval: float | None = None
+    path: str | Path,
+    trust: Sequence[str],
+    max_batch: int,
+    max_wait_ms: float,
+    interval: float | None = None,
+    model: str | None = None,
 ) -> tuple[Any, Any]:
-    """Return the application that serves the network of a run, and uvicorn's function ``run``."""
+    """Return the application that serves a run, and uvicorn's function ``run``; ``model``: see ``mtl.load``."""
     valid(Count, max_batch, "--max-batch")
     valid(NonNegative, max_wait_ms, "--max-wait-ms")
     require_packages("mtl serve", "serve", "fastapi", "uvicorn", "prometheus_client")
     import uvicorn
 
     logging.getLogger("uvicorn.error").addFilter(is_of_server)
-    model = load(path, trust)
-    app = application(Predictor(model, max_batch, max_wait_ms / 1000, interval=interval), describe(model, path))
+    loaded = load(path, trust, model=model)
+    app = application(Predictor(loaded, max_batch, max_wait_ms / 1000, interval=interval), describe(loaded, path))
     return app, uvicorn.run
 
 

@@ -21,10 +21,13 @@ from mtl.config.resume import config_to_load
 from mtl.files.formatting import number
 from mtl.networks.ensemble import Ensemble
 from mtl.networks.packing import Packing
+from mtl.nn.functional import has_float64
 from mtl.options import Count, FilePath, LargeCount, OpenFraction, Positive, RunSeed, valid, validated
 from mtl.report.runs import read_results
+from mtl.table_models.blend import Blend, in_words
+from mtl.table_models.fitted import FittedModels
 from mtl.training.evaluation import predict_batches
-from mtl.training.measurements import NETWORK, Measurements, is_routing
+from mtl.training.measurements import BLEND, NETWORK, Measurements, is_routing
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
 from mtl.use.effects import cell_effects
@@ -38,26 +41,29 @@ UNNAMED_TABLE = "the table"  # name in messages for rows that do not come from a
 class TrainedModel:
     """A trained network in evaluation mode, with its tasks and the encoder that turns rows into inputs.
 
-    ``encoder`` is None if the data have no raw rows, as for images: ``predict`` then takes tensors. ``metrics`` has the
-    loss and the metrics of the tasks on the test rows of the training, such as ``metrics["click/auroc"]``; None is
-    undefined. ``baselines``: the metrics of other models on these rows, by model. ``stored``: the content of the
-    checkpoint but for the weights of the network and the state of the training. ``labelled`` reads rows with their
-    labels; None if the data are no table.
+    Of a table, ``network`` may be the blend of a network and other models, see ``mtl.table_models.blend.Blend``.
+
+    ``encoder`` is None if the data have no raw rows, as for images: ``predict`` then takes tensors. ``model_name`` says
+    which model of the run it is, as the argument ``model`` of ``load``. ``metrics_by_model`` has the metrics of all
+    models that were tested beside each other, see ``metrics``. ``stored``: the content of the checkpoint but for the
+    weights of the network and the state of the training. ``labelled`` reads rows with their labels; None if the data
+    are no table.
     """
 
     network: nn.Module
     spec: DataSpec
     encoder: RowEncoder | None
     device: torch.device
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
     stored: Mapping[str, Any] = field(default_factory=dict)
     labelled: Callable[[pl.DataFrame, str], Batch] | None = None
-    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    metrics_by_model: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    model_name: str = NETWORK
 
     def __repr__(self) -> str:
-        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        parameters = sum(parameter.numel() for parameter in self.core.parameters())
         lines = [
-            f"TrainedModel: {type(self.network).__name__} with {parameters:,} parameters on {self.device}",
+            f"TrainedModel: {type(self.core).__name__} with {parameters:,} parameters on {self.device}",
+            *([in_words(self.network.weights)] if isinstance(self.network, Blend) else []),
             f"tasks: {join_names(f'{task.name} ({task.kind})' for task in self.spec.tasks)}",
             f"inputs: {join_names(self.columns) or _inputs(self.spec)}",
         ]
@@ -68,12 +74,23 @@ class TrainedModel:
         """The columns that rows must have; empty without an encoder."""
         return [] if self.encoder is None else list(self.encoder.columns)
 
-    def metrics_table(self) -> pl.DataFrame:
-        """Return ``metrics`` beside those of a constant prediction and of a quick model; null is undefined.
+    @property
+    def core(self) -> nn.Module:
+        """The network that was trained, without the models that it is blended with."""
+        return self.network.network if isinstance(self.network, Blend) else self.network
 
-        The columns are task, metric, network, constant and lightgbm or linear, as far as they were computed.
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Losses and metrics on the test rows, by names such as "click/auroc"; None is undefined."""
+        return self.metrics_by_model.get(self.model_name, {})
+
+    def metrics_table(self) -> pl.DataFrame:
+        """Return the test metrics of all models that were tested beside each other; null is undefined.
+
+        The columns are task, metric, network, constant, those of a table's models and blend, as far as they were
+        computed.
         """
-        table = Measurements.from_plain({"test": {NETWORK: self.metrics, **self.baselines}}).by_model()
+        table = Measurements.from_plain({"test": self.metrics_by_model}).by_model()
         return table.filter(pl.col("task").is_in([task.name for task in self.spec.tasks]))
 
     def encode(self, frame: pl.DataFrame, where: str = UNNAMED_TABLE, task: str | None = None) -> dict[str, Tensor]:
@@ -132,7 +149,7 @@ class TrainedModel:
             if task.after is not None:
                 parts = values.get(predictions.conditional(task), [predictions.empty(task)])
                 table[f"{task.name}_probability_given_{task.after}"] = pl.Series(torch.cat(parts).numpy())
-            if isinstance(self.network, Ensemble):
+            if isinstance(self.core, Ensemble):
                 parts = spreads.get(task.name, [predictions.empty(task)])
                 table[f"{task.name}_spread"] = pl.Series(torch.cat(parts).flatten().numpy())
             keys = [key for key in used if key[0] == task.name]
@@ -228,9 +245,9 @@ class TrainedModel:
 
     def content(self) -> dict[str, Any]:
         """Return the content of a checkpoint: weights, and plain data on configuration, data and metrics."""
-        weights = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        content = {**self.stored, "state_dict": {**self.stored["state_dict"], **weights}, "metrics": {**self.metrics}}
-        return content | {"baselines": {model: {**values} for model, values in self.baselines.items()}}
+        weights = {f"network.{name}": value for name, value in self.core.state_dict().items()}
+        metrics = {model: {**values} for model, values in self.metrics_by_model.items()}
+        return {**self.stored, "state_dict": {**self.stored["state_dict"], **weights}, "metrics": metrics}
 
     def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
         """Return ``TaskSpec.interval_margin`` of the regressions among ``tasks``. Raises InputError."""
@@ -299,8 +316,12 @@ def load(
     device: str | torch.device | None = None,
     network: nn.Module | None = None,
     data: Any = None,
+    model: str | None = None,
 ) -> TrainedModel:
     """Return the trained model of a run, given its folder or one of its checkpoints. No file of the data is needed.
+
+    ``model``: by default the blend of a table's models if the run has one, else the network; or one of them alone:
+    "network", "linear", "lightgbm" or "catboost". Calibration and intervals are those of the default alone.
 
     ``trust``: packages of your own whose classes the checkpoint may name. ``device``: where the network computes, by
     default a GPU if there is one. Raises InputError if the checkpoint is damaged or names classes that are not trusted.
@@ -310,43 +331,66 @@ def load(
     """
     if network is None and data is None:
         checkpoint = read(path)
-        return model_of(checkpoint, config_to_load(checkpoint, trust), device)
+        return model_of(checkpoint, config_to_load(checkpoint, trust), device, model)
     require(network is not None and data is not None, "give network and data together, or neither")
     assert network is not None
     checkpoint = read(path)
     data.load_state_dict(checkpoint.data())
-    return _model(checkpoint, network, data, device)
+    return _model(checkpoint, network, data, device, model)
 
 
-def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device | None = None) -> TrainedModel:
+def model_of(
+    checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device | None = None, model: str | None = None
+) -> TrainedModel:
     """Return the trained model of ``checkpoint``, whose configuration is ``cfg``; see ``load``."""
+    checkpoint = _only(checkpoint, model)
     with using(checkpoint):
         data: Any = build.build_data(cfg)
         data.load_state_dict(checkpoint.data())
         network = build.build_network(cfg, checkpoint.calibrated(data.spec), load_pretrained=False)
-    return _model(checkpoint, network, data, device)
+    return _model(checkpoint, network, data, device, model)
 
 
-def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | torch.device | None) -> TrainedModel:
+def _only(checkpoint: Checkpoint, model: str | None) -> Checkpoint:
+    """Return ``checkpoint`` with one ``model`` of its blend alone, see ``load``. Raises InputError without it."""
+    blend = checkpoint.get("blend") or {}
+    default = BLEND if blend else NETWORK
+    names = [default, NETWORK, *blend.get("models", ())]
+    require(
+        model in (None, *names), f"model={model}: checkpoint {checkpoint.path} has {join_names(dict.fromkeys(names))}"
+    )
+    if model in (None, default):
+        return checkpoint
+    alone = blend | {"weights": {NETWORK: 0.0, model: 1.0}} if model != NETWORK else {}
+    return Checkpoint({**checkpoint, "blend": alone, "calibration": {}, "predicted": {}}, checkpoint.path)
+
+
+def _model(
+    checkpoint: Checkpoint, network: Any, data: Any, device: str | torch.device | None, model: str | None
+) -> TrainedModel:
     """Return the trained model with the weights of ``checkpoint`` in ``network``; ``data`` has its state."""
     spec = checkpoint.calibrated(data.spec)
     with restoring(checkpoint):
         network.load_state_dict(checkpoint.weights())
+    if blend := checkpoint.get("blend"):
+        with using(checkpoint):
+            others = FittedModels.restore(blend, spec)
+            network = Blend(network, others.models, others.weights)
     try:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        place = place if has_float64(place) or not blend else torch.device("cpu")
         network = network.eval().to(place)
     except (AssertionError, RuntimeError, TypeError) as error:
         raise InputError(f"device={format_value(device)}: {first_line(error)}") from error
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
-    others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
+    state = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = data.row_encoder, data.labelled
-    metrics, baselines = checkpoint.get("metrics"), checkpoint.get("baselines")
+    metrics = checkpoint.get("metrics")
     if not metrics:
         tested = _tested(checkpoint.path)
-        metrics = _own(tested, spec.tasks, NETWORK)
-        baselines = {model: _own(tested, spec.tasks, model) for model in tested.models()[1:]}
-    models = baselines if isinstance(baselines, dict) else {}
-    return TrainedModel(network, spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled, models)
+        metrics = {name: _own(tested, spec.tasks, name) for name in tested.models()}
+    name, stored = model or (BLEND if blend else NETWORK), {**stored, "state_dict": state}
+    return TrainedModel(network, spec, encoder, place, stored, labelled, metrics, name)
 
 
 def _tested(path: Path) -> Measurements:

@@ -94,9 +94,9 @@ RUNS = [  # through Lightning: hooks, callbacks, evaluation
     f"gate=softmax_selector schedule=temperature trainer.max_epochs=3 {MOVIELENS}",
     f"gate=topk weighting=famo gate.bias_rate=0.01 {MOVIELENS}",
     f"network=ple gate=remoe weighting=gradnorm callbacks.conflict.every_n_steps=2 {MOVIELENS}",
-    f"{TABLE} {TASKS} data.weight_column=weight data.group_column=user calibrate=true baseline=none",
-    f"{TABLE} {CHAIN} ensemble=2 callbacks.ema.decay=0.9 baseline=none",
-    f"{TABLE} {LOSSES} baseline=none",
+    f"{TABLE} {TASKS} data.weight_column=weight data.group_column=user calibrate=true blend=none",
+    f"{TABLE} {CHAIN} ensemble=2 callbacks.ema.decay=0.9 blend=none",
+    f"{TABLE} {LOSSES} blend=none",
     f"network=transformer data=glue gate=task_top1 {TEXTS}",
 ]
 

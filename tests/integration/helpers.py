@@ -32,6 +32,7 @@ SMALL = [
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
     "callbacks.routing.figures=false",  # a picture takes longer than a small run
+    "blend=none",  # so do trees
 ]
 # Sizes of a mixture that trains at once
 NARROW = ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]

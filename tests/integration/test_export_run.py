@@ -22,7 +22,9 @@ TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}}"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_table(tmp_path_factory.mktemp("trained"), visits()[:300], "gate=topk", f"data.tasks={TASKS}")
+    return train_table(
+        tmp_path_factory.mktemp("trained"), visits()[:300], "gate=topk", "blend=auto", f"data.tasks={TASKS}"
+    )
 
 
 def test_program_gives_the_predictions_of_the_model(

@@ -62,10 +62,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_metrics_of_the_file_are_those_of_the_results(streamed: bool, rows: Path, tmp_path: Path) -> None:
-    words = [*TABLE, "baseline=linear", "data.slices=[city]"]
+    words = [*TABLE, "blend=[linear]", "data.slices=[city]"]
     path = [f"data.path={rows}/parts", "data.window_rows=320"] if streamed else [f"data.path={rows}/visits.csv"]
     run(compose_small(tmp_path, *words, *path, *(["data.weight_column=weight"] if not streamed else [])))
-    check_metrics(tmp_path, ["network", "constant", "linear"])
+    check_metrics(tmp_path, ["network", "constant", "linear", "blend"])
     table = pl.read_parquet(tmp_path / PREDICTIONS)
     minutes = table.filter(split="test", model="network", task="minutes")
     assert minutes["row_id"].to_list() == list(range(24))
@@ -104,7 +104,7 @@ def test_spans_have_no_rows_and_the_file_can_be_left_out(tmp_path: Path, tiny_da
 
 
 def test_a_test_of_the_checkpoint_writes_the_same_rows(rows: Path, tmp_path: Path) -> None:
-    run(compose_small(tmp_path / "run", *TABLE, f"data.path={rows}/visits.csv", "baseline=none"))
+    run(compose_small(tmp_path / "run", *TABLE, f"data.path={rows}/visits.csv", "blend=none"))
     run(compose_small(tmp_path / "test", *TABLE, f"data.path={rows}/visits.csv", f"evaluate={tmp_path}/run"))
     first, second = (pl.read_parquet(tmp_path / name / PREDICTIONS).filter(split="test") for name in ("run", "test"))
     assert first.equals(second)
@@ -136,7 +136,7 @@ def test_the_digest_is_that_of_the_rows(rows: Path) -> None:
 
 @pytest.mark.parametrize("change", ["text", "class", "columns"])
 def test_a_damaged_file_is_one_message(change: str, rows: Path, tmp_path: Path) -> None:
-    run(compose_small(tmp_path, *TABLE, f"data.path={rows}/visits.csv", "baseline=none"))
+    run(compose_small(tmp_path, *TABLE, f"data.path={rows}/visits.csv", "blend=none"))
     path = tmp_path / PREDICTIONS
     table, metadata = pl.read_parquet(path), pl.read_parquet_metadata(path)
     if change == "text":

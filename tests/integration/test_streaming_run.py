@@ -90,7 +90,7 @@ def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_pat
 def test_checkpoint_alone_predicts_the_rows_of_the_test(whole: Path, rows: Path) -> None:
     """The metric of the predictions is the one that the run reports."""
     test = pl.read_parquet(rows / "*.parquet").filter(pl.col("part") == "test")
-    found = mtl.load(whole / "checkpoints" / "best.ckpt").predict(test)
+    found = mtl.load(whole / "checkpoints" / "best.ckpt", model="network").predict(test)
     error = float(((found["stars_prediction"] - test["stars"]) ** 2).mean())
     assert error == pytest.approx(result(whole)["test/stars/mse"], rel=1e-5)
 

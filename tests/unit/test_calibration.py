@@ -241,8 +241,9 @@ def test_narrow_levels_do_not_cross() -> None:
 
 @torch.no_grad()
 def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any, tmp_path: Path) -> None:
-    known = {task.name: task.calibration for task in model.spec.tasks}
-    assert all(known.values())
+    """Those of the blend of all models, and of one of them alone."""
+    assert model.network.weights["linear"] > 0
+    assert {task.name for task in model.spec.tasks if task.calibration} >= {"clicked", "minutes", "price"}
     rows = visits(300, seed=1)
     found = model.predict(rows, interval=0.9)
     model.save(tmp_path / "saved.ckpt")
@@ -269,7 +270,7 @@ def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any,
 
 
 def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, tmp_path: Path) -> None:
-    record = read_json(folder / "results.json")["numbers"]["test"]["network"]
+    record = read_json(folder / "results.json")["numbers"]["test"]["blend"]
     assert model.metrics["clicked/logloss"] == record["clicked/logloss"]
     predicted = read_predictions(folder)[1]["clicked"]
     assert float(-(1 - predicted.error).log().mean()) == pytest.approx(record["clicked/logloss"], rel=1e-6)  # float32
@@ -288,13 +289,12 @@ def test_tests_and_pages_see_calibrated_probabilities(folder: Path, model: Any, 
 
 
 @torch.no_grad()
-def test_pruned_programs_are_calibrated(folder: Path, model: Any, tmp_path: Path) -> None:
+def test_pruned_programs_are_the_network_alone(folder: Path, model: Any, tmp_path: Path) -> None:
     report = prune_run(folder, ["clicked"], tmp_path)
     assert report["clicked"]["difference"] < 1e-6
     cut = torch.export.load(tmp_path / "clicked.pt2").module()(model.encode(visits(50).select(model.columns)))
-    assert cut["clicked"].numpy() == pytest.approx(
-        model.predict(visits(50))["clicked_probability"].to_numpy(), abs=1e-6
-    )
+    alone = mtl.load(folder, model="network").predict(visits(50))["clicked_probability"]
+    assert cut["clicked"].numpy() == pytest.approx(alone.to_numpy(), abs=1e-6)
 
 
 class Outputs(nn.Module):

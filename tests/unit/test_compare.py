@@ -209,7 +209,7 @@ def test_stored_predictions_give_the_comparison_of_the_networks(
 ) -> None:
     """Two runs are compared on the rows of their tests; those of another split are refused."""
     rows, test, (a, b, c) = visits(300), visits(100, seed=3), (str(tmp_path / name) for name in "abc")
-    quick = QUICK | {"max_epochs": 1, "baseline": "none"}
+    quick = QUICK | {"max_epochs": 1, "blend": "none"}
     first = mtl.fit(rows, TASKS, test=test, folder=a, **quick)
     second = mtl.fit(rows, TASKS, test=test, folder=b, network="shared_bottom", seed=1, **quick)
     expected = mtl.compare(first, second, test, resamples=100)

@@ -24,9 +24,10 @@ GIVEN: dict[str, Any] = {
         "progress": False,
         "report": False,
         "max_epochs": 1,
+        "recipe": "table",
         "columns": {"day": "date", "seen": {"kind": "list", "separator": "|", "target": "item"}},
     },
-    "options": {"recipe.expert_units": [8], "recipe.head_units": [8], "threads": 1, "baseline": "none"},
+    "options": {"recipe.expert_units": [8], "recipe.head_units": [8], "threads": 1, "blend": "none"},
 }
 
 

@@ -43,7 +43,8 @@ from tests.visit_files import visits as visits_of_all_kinds
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
 ZONE = timezone(timedelta(hours=2))
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
-QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "options": SMALL}
+QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "blend": "none"}
+QUICK["options"] = SMALL
 
 
 def visits(rows: int = 200, seed: int = 0) -> pl.DataFrame:
@@ -111,7 +112,7 @@ def test_fit_equals_the_command_line(model: Any, suffix: str, tmp_path: Path) ->
         "data.tasks.minutes={kind: regression}",
         "data.tasks.plan={kind: multiclass, metrics: [macro_f1]}",
     ]
-    run(compose_small(tmp_path / "run", "data=table", f"data.path={path}", *words, *tasks, "~logger"))
+    run(compose_small(tmp_path / "run", "data=table", f"data.path={path}", *words, *tasks, "~logger", "blend=none"))
     trained = mtl.load(tmp_path / "run")
     assert same(model, trained)
     assert model.metrics == trained.metrics

@@ -30,7 +30,7 @@ def measurements() -> Measurements:
     values = {"test/loss": 0.5, "test/a/b/loss": 0.5, "test/a/b/auroc": 0.9, "test/c/mse": math.nan}
     values |= {"val/a/b/auroc": 0.8, "test/c/experts_per_sample": 2.0, "linear:test/a/b/auroc": 0.7}
     return Measurements(
-        {**Measurements.of(values), Key("test", "a/b", "auroc", f"{LEAD}linear"): Measurement(0.2, 0.01)}
+        {**Measurements.of(values), Key("test", "a/b", "auroc", f"{NETWORK}{LEAD}linear"): Measurement(0.2, 0.01)}
     )
 
 

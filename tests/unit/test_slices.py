@@ -26,7 +26,7 @@ OPTIONS = {
     "recipe.head_units": [8],
     "recipe.embedding_dim": 4,
     "threads": 1,
-    "baseline": "none",
+    "blend": "none",
 }
 
 

@@ -1,0 +1,80 @@
+"""Fit models of a table after the training of a network, and keep them in its checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtl.distributed import gather
+from mtl.table_models import MAX_ROWS, MODELS
+from mtl.table_models.base import TableModel
+from mtl.types import Batch, DataSpec, TaskSpec
+
+
+@dataclass(frozen=True)
+class FittedModels:
+    """The models of a table beside the network, by name, and how they are blended.
+
+    ``weights``: those of the blend, see ``mtl.table_models.blend.choose_weights``; empty before they are chosen.
+    ``tasks``: those of the blend, with its calibrations.
+    """
+
+    models: Mapping[str, TableModel]
+    weights: Mapping[str, float]
+    tasks: Mapping[str, TaskSpec]
+
+    @classmethod
+    def fit(
+        cls, names: Sequence[str], spec: DataSpec, data: Any, is_first: bool, deadline: float = math.inf
+    ) -> FittedModels:
+        """Fit the models ``names`` to at most ``MAX_ROWS`` training rows of the data module ``data``.
+
+        The first process fits them, and the others take what they have learnt. Without training rows there are none.
+        ``deadline``, by ``time.monotonic()``: after it no model is begun, and no tree grows.
+        """
+        with torch.inference_mode(False), torch.enable_grad():  # Lightning tests without gradients
+            splits = [data.sample(split, MAX_ROWS) if is_first else None for split in ("train", "val")]
+            rows = [_of_conditional_tasks(part, spec.tasks) for part in splits if part is not None]
+            fitted: dict[str, TableModel] = {}
+            for name in names if rows else ():
+                if time.monotonic() < deadline:
+                    model = MODELS[name](spec.tasks, spec.inputs)
+                    model.deadline = deadline
+                    fitted[name] = model.fit(*rows)
+        states = {name: model.state_dict() for name, model in fitted.items()}
+        return cls.restore({"models": gather(states)[0], "weights": {}}, spec)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, plain data and tensors; {} without models."""
+        models = {name: dict(model.state_dict()) for name, model in self.models.items()}
+        return {"models": models, "weights": {**self.weights}} if models else {}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any], spec: DataSpec) -> FittedModels:
+        """Return the models whose ``state()`` this is; ``spec`` has the calibrations of the blend."""
+        models = {name: MODELS[name](spec.tasks, spec.inputs) for name in state["models"]}
+        for name, model in models.items():
+            model.load_learned(state["models"][name])
+        return cls(models, dict(state["weights"]), {task.name: task for task in spec.tasks})
+
+    @torch.no_grad()
+    def predict(self, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Return the outputs of each model by task, on the CPU."""
+        inputs = {name: value.cpu() for name, value in inputs.items()}
+        return {name: model(inputs) for name, model in self.models.items()}
+
+
+def _of_conditional_tasks(rows: Batch, tasks: Sequence[TaskSpec]) -> Batch:
+    """Return ``rows`` in which a task after another has a label only where that one is positive, see ``mtl.chains``."""
+    after = {task.name: task.after for task in tasks if task.after}
+    targets = {
+        name: target.where(rows.targets[after[name]] == 1, torch.nan) if name in after else target
+        for name, target in rows.targets.items()
+    }
+    return Batch(rows.inputs, targets, rows.weights)

@@ -1,0 +1,84 @@
+"""LightGBM's trees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtl.table_models.forest import Condition, Split, Tree, number_condition
+from mtl.table_models.trees import TREES, Rows, Trees
+from mtl.types import TaskSpec
+
+COLUMNS = 50  # that a tree reads of a wide table, within limits
+PATIENCE = 100  # trees in a row that do not lower the loss of the held-out rows: no more are grown, these are dropped
+# Chosen on ten tables, see benchmarks/accuracy/real_tables.md
+OPTIONS = {
+    **{"learning_rate": 0.03, "num_leaves": 15, "min_child_samples": 10},
+    **{"subsample": 0.8, "bagging_freq": 1, "reg_lambda": 3.0, "max_bin": 63},
+    **{"seed": 0, "deterministic": True, "force_row_wise": True, "verbosity": -1},
+}
+OBJECTIVES = {"huber": "huber", "mae": "regression_l1", "poisson": "poisson", "quantile": "quantile"}
+
+
+class LightGBM(Trees):
+    def grow(self, task: TaskSpec, rows: Rows) -> tuple[list[tuple[int, Tree]], Sequence[float]]:
+        import lightgbm
+
+        width = rows.ids.shape[1] + rows.numbers.shape[1]
+        options: dict[str, Any] = OPTIONS | {"num_threads": torch.get_num_threads()}
+        options["colsample_bytree"] = min(max(COLUMNS / width, 0.1), 0.5)
+        if task.kind == "regression":
+            options["objective"] = OBJECTIVES.get(task.loss or "", "regression")
+        else:
+            options |= {"objective": task.kind} | ({"num_class": task.num_classes} if task.num_classes > 1 else {})
+        # The ids of the rows that grow trees are numbered from 0 in each column, all others have the next number:
+        # LightGBM warns of gaps, and its verbosity does not silence its threads
+        vocabularies = [np.unique(column) for column in rows.ids[~rows.held].T]
+        codes = [
+            np.where(np.isin(column, ids), np.searchsorted(ids, column), len(ids))
+            for ids, column in zip(vocabularies, rows.ids.T, strict=True)
+        ]
+        x = np.column_stack([*codes, rows.numbers.astype(np.float64)])
+        train, valid = (
+            lightgbm.Dataset(
+                x[part],
+                rows.y[part],
+                weight=rows.weight[part],
+                categorical_feature=list(range(len(codes))),
+                params=options,
+            )
+            for part in (~rows.held, rows.held)
+        )
+        trees = list[tuple[int, Tree]]()
+        for index, alpha in enumerate([{"alpha": level} for level in task.quantiles] or [{}]):
+            stop: list[Any] = [lightgbm.early_stopping(PATIENCE, verbose=False), self._end]
+            booster = lightgbm.train(options | alpha, train, TREES, valid_sets=[valid], callbacks=stop)
+            for number, tree in enumerate(booster.dump_model()["tree_info"]):
+                trees.append((index + number % task.num_classes, _read(tree["tree_structure"], vocabularies)))
+        return trees, [0.0] * task.outputs
+
+    def _end(self, state: Any) -> None:
+        """End the growth of trees at the deadline."""
+        import lightgbm
+
+        if time.monotonic() > self.deadline:
+            raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
+
+
+def _read(node: Any, vocabularies: Sequence[Any]) -> Tree:
+    """Return a tree of a model that LightGBM wrote."""
+    if "leaf_value" in node:
+        return float(node["leaf_value"])
+    column, threshold = node["split_feature"], node["threshold"]
+    if node["decision_type"] == "==":  # on the left, one of these
+        ids = vocabularies[column][np.array(threshold.split("||"), dtype=int)]
+        right = np.isin(np.arange(ids.min(), ids.max() + 1), ids, invert=True)
+        condition = Condition(column, True, first=int(ids.min()), right=right.tobytes())
+    else:
+        other = not node["default_left"] if node["missing_type"] == "NaN" else threshold < 0  # else as 0
+        condition = number_condition(column - len(vocabularies), threshold, other)
+    return Split(condition, _read(node["left_child"], vocabularies), _read(node["right_child"], vocabularies))

@@ -1,0 +1,172 @@
+"""The blend of a network and of models of a table: its weights, and that all ways to use it agree."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from scipy.special import expit
+
+import mtl
+from mtl.checks import InputError
+from mtl.cli.use import predict as predict_command
+from mtl.files.run_files import read_json
+from mtl.pipeline.run import run
+from mtl.report.baseline_comparison import compare_with_baselines
+from mtl.table_models.blend import STEPS, choose_weights, compositions
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.measurements import Measurements
+from mtl.types import TaskSpec
+from mtl.use.compare import compare_runs
+from tests.integration.helpers import resume_small
+from tests.unit.test_fit import QUICK, TASKS, visits
+
+CLICK, PRICE = TaskSpec("click", "binary"), TaskSpec("price", "regression", mean=3.0, std=2.0)
+MODELS = ("network", "linear", "lightgbm")
+
+
+def predicted(label: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor | None = None) -> LabeledPredictions:
+    weights = {} if weight is None else {"weight": weight}
+    return LabeledPredictions(outputs, label, row_id=torch.arange(len(label)), output=outputs, **weights)
+
+
+def test_weights_have_the_smallest_sum_of_relative_losses() -> None:
+    """Against a search that is written anew in numpy, for two kinds of tasks, one of them with weights of rows."""
+    draw = np.random.default_rng(0)
+    signal, weight = draw.normal(size=300), draw.uniform(0.2, 2, 300)
+    labels = {"click": draw.random(300) < expit(signal), "price": 3 + 2 * (signal + 0.3 * draw.normal(size=300))}
+    outputs = {
+        name: {
+            model: signal + noise * draw.normal(size=300) for model, noise in zip(MODELS, (0.6, 0.5, 0.7), strict=True)
+        }
+        for name in labels
+    }
+    rows = {
+        model: {
+            "click": predicted(torch.tensor(labels["click"]).long(), torch.tensor(outputs["click"][model])),
+            "price": predicted(*(torch.tensor(v) for v in (labels["price"], outputs["price"][model], weight))),
+        }
+        for model in MODELS
+    }
+    losses = {}
+    for parts in itertools.product(range(STEPS + 1), repeat=3):
+        if sum(parts) == STEPS:
+            mixed = {n: sum(p / STEPS * by[m] for p, m in zip(parts, MODELS, strict=True)) for n, by in outputs.items()}
+            log_loss = np.logaddexp(0, np.where(labels["click"], -mixed["click"], mixed["click"])).mean()
+            squares = weight * (mixed["price"] - (labels["price"] - 3) / 2) ** 2
+            losses[parts] = np.array([log_loss, squares.mean()])
+    least = np.min([*losses.values()], 0)
+    best = min(losses, key=lambda parts: float((losses[parts] / least).sum()))
+    weights = choose_weights([CLICK, PRICE], rows)
+    assert [weights.get(model, 0.0) * STEPS for model in MODELS] == pytest.approx(best)
+    assert min(best) > 0
+
+
+def test_ties_go_to_fewer_models_and_the_first() -> None:
+    label, output = torch.tensor([0, 1, 1]), torch.tensor([-1.0, 2.0, 0.5])
+    same = {model: {"click": predicted(label, output)} for model in MODELS}
+    assert choose_weights([CLICK], same) == {"network": 1.0}
+    assert choose_weights([CLICK], {model: {} for model in MODELS}) == {"network": 1.0}  # no labels
+    broken = {**same, "linear": {"click": predicted(label, output * torch.inf)}}
+    assert choose_weights([CLICK], broken) == {"network": 1.0}
+    assert len([*compositions(STEPS, 3)]) == 66
+
+
+def test_a_task_after_another_counts_where_that_one_is_positive() -> None:
+    buy, draw = TaskSpec("buy", "binary", after="click"), torch.Generator().manual_seed(0)
+    click = (torch.rand(100, generator=draw) < 0.5).long()
+    label = click * (torch.rand(100, generator=draw) < 0.5).long()
+    right, wrong = (2.0 * label - 1).double(), torch.randn(100, generator=draw).double()
+    by_model = {
+        "network": {
+            "click": predicted(click, wrong),
+            "buy": predicted(label, torch.where(click == 1, right, -9.0 * right)),
+        },
+        "linear": {"click": predicted(click, wrong), "buy": predicted(label, torch.where(click == 1, wrong, right))},
+    }
+    assert choose_weights([CLICK, buy], by_model) == {"network": 1.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, rows = tmp_path_factory.mktemp("blend") / "run", tmp_path_factory.mktemp("rows") / "rows.csv"
+    visits(600).write_csv(rows)
+    mtl.fit(rows, TASKS, folder=path, ensemble=2, **QUICK | {"max_epochs": 30, "blend": "auto"})
+    return path
+
+
+def test_the_run_shows_all_models_and_its_weights(folder: Path) -> None:
+    record = read_json(folder / "results.json")
+    assert sum(record["blend"].values()) == pytest.approx(1)
+    assert {"network", "constant", "linear", "lightgbm", "blend"} <= record["numbers"]["test"].keys()
+    assert record["advice"][0].startswith("Predictions are those of a blend of network ")
+    assert len(pl.read_parquet(folder / "predictions.parquet")["model"].unique()) == 5
+
+
+def test_a_model_is_the_weighted_mean_of_its_models(folder: Path) -> None:
+    rows, weights = visits(100, seed=1), read_json(folder / "results.json")["blend"]
+    blend = mtl.load(folder)
+    outputs = {name: mtl.load(folder, model=name).network(blend.encode(rows)).predictions for name in MODELS}
+    mixed = blend.network(blend.encode(rows)).predictions
+    for task, values in mixed.items():
+        mean = sum(weights.get(name, 0.0) * outputs[name][task] for name in MODELS)
+        assert torch.allclose(values, mean, atol=1e-6)
+    assert blend.metrics == read_metrics(folder, "blend")
+    assert mtl.load(folder, model="linear").metrics == read_metrics(folder, "linear")
+    assert {"clicked_spread", "minutes_spread"} <= {*blend.predict(rows).columns}
+    assert "blend of network" in repr(blend)
+    with pytest.raises(InputError, match=r"model=trees: checkpoint .*best.ckpt has blend, network, linear.* lightgbm"):
+        mtl.load(folder, model="trees")
+
+
+def read_metrics(folder: Path, model: str) -> dict[str, Any]:
+    numbers = read_json(folder / "results.json")["numbers"]["test"][model]
+    return {name: value[0] if isinstance(value, list) else value for name, value in numbers.items()}
+
+
+def test_saved_and_tested_again_it_predicts_alike(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    blend, rows = mtl.load(folder), visits(100, seed=1)
+    blend.save(tmp_path / "saved.ckpt")
+    saved = mtl.load(tmp_path / "saved.ckpt")
+    assert saved.predict(rows).equals(blend.predict(rows))
+    assert saved.metrics_by_model == blend.metrics_by_model
+    mtl.load(folder, model="linear").save(tmp_path / "linear.ckpt")
+    assert mtl.load(tmp_path / "linear.ckpt").predict(rows).equals(mtl.load(folder, model="linear").predict(rows))
+    mtl.load(folder, model="network").save(tmp_path / "network.ckpt")
+    assert "blend" not in repr(mtl.load(tmp_path / "network.ckpt"))
+    run(resume_small(folder / "checkpoints" / "best.ckpt", tmp_path / "again", evaluate=True))
+    before, after = (read_json(path / "results.json")["numbers"]["test"] for path in (folder, tmp_path / "again"))
+    assert after == before
+    assert compare_runs(folder, tmp_path / "again")["difference"].to_list() == [0.0] * 3
+    rows.write_csv(tmp_path / "rows.csv")
+    predict_command([str(folder), str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out.csv"), "--model", "lightgbm"])
+    expected = mtl.load(folder, model="lightgbm").predict(rows)["clicked_probability"]
+    written = pl.read_csv(tmp_path / "out.csv")["clicked_probability"]
+    assert written.to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-6)
+
+
+def test_a_network_of_weight_0_is_said() -> None:
+    numbers = {"blend": {"a/auroc": 0.8}, "network": {"a/auroc": 0.7}, "blend - network": {"a/auroc": [0.1, 0.01]}}
+    lines = compare_with_baselines(
+        Measurements.from_plain({"test": numbers}), {"a": "auroc"}, {"network": 0.0, "linear": 1.0}
+    )
+    assert lines == [
+        "Predictions are those of a blend of network 0, linear 1, which the validation rows chose.",
+        "The weight of the network is 0: on these rows the other models predict as well without it.",
+        "Against network on these test rows: the blend is better in a.",
+    ]
+
+
+def test_a_time_limit_ends_the_training_and_leaves_models_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = mtl.fit(visits(), TASKS, time_limit=1e-3, **QUICK | {"max_epochs": 500, "blend": "auto"})
+    assert model.model_name == "network"
+    assert "time_limit=0.001: the training ended in epoch " in caplog.text
+    assert " of at most 500; left out: linear, lightgbm" in caplog.text
+    caplog.clear()
+    mtl.fit(visits(), TASKS, time_limit=600.0, **QUICK | {"blend": ["linear"]})
+    assert "time_limit" not in caplog.text
