@@ -34,7 +34,7 @@ CALIBRATED = ("logloss", "normalized_entropy", "calibration_ratio")
 
 def trained(way: str, rows: pl.DataFrame, ends: list[int], step: int, folder: Path, seed: int) -> Any:
     """Return the network that predicts the rows after ``step``; ``folder`` has the runs of earlier steps."""
-    options: dict[str, Any] = {"data.group_column": "user", "baseline": "none"}
+    options: dict[str, Any] = {"data.group_column": "user", "blend": "none"}
     options["data.columns"] = {"user": "category", "item": "category"}
     options["calibrate"] = True
     common = {"seed": seed, "accelerator": "cpu", "progress": False, "options": options}

@@ -23,7 +23,7 @@ QUICK = {
     "max_epochs": 2,
     "threads": 1,
     "progress": False,
-    "options": {"callbacks.baselines": None, "network.num_experts": 2},
+    "options": {"blend": "none", "network.num_experts": 2},
 }
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -30,6 +32,7 @@ import numpy as np
 import optuna
 import pandas
 import polars as pl
+import scipy
 from common import ROOT
 from omegaconf import OmegaConf
 from scipy.stats import rankdata, wilcoxon
@@ -53,6 +56,16 @@ FIELDS = (
 ROUNDS = 50  # without improvement, after which trees stop
 RIVALS = ("linear", "lightgbm", "catboost")  # which the ranks compare our networks with
 OTHERS = (*RIVALS, "xgboost", "realmlp")
+MEMBERS = ("linear", "lightgbm", "catboost")  # of the blend, with the network
+BLENDS = "blends"  # on the command line: all of ``OURS``, from three fits
+BLEND = "blend"
+BLEND_OF_ALL = "blend with catboost"
+CONTROLS = {  # blends without the network: what averaging does by itself
+    "linear + catboost": ("linear", "catboost"),
+    "lightgbm + catboost": ("lightgbm", "catboost"),
+    "linear + lightgbm + catboost": MEMBERS,
+}
+OURS = ("network", *(f"{name} of the blend" for name in MEMBERS), *CONTROLS, BLEND, BLEND_OF_ALL)
 TRIALS = 30
 TUNED = ("catboost, 30 trials", "mixture, 30 trials")
 SLOW = ("realmlp", *TUNED)  # run by name only
@@ -107,9 +120,69 @@ def network(tasks: Mapping[str, str], frames: Frames, seed: int, changes: Any, *
     ``changes``: values of options, by name.
     """
     frame, valid, test = (frames[part] for part in ("train", "valid", "test"))
-    options = {"threads": 1, "baseline": "none"} | changes
+    options = {"threads": 1, "blend": "none"} | changes
     model = mtl.fit(frame, tasks, valid=valid, test=test, seed=seed, progress=False, options=options, **keywords)
-    return predictions_of(model, tasks, frames)
+    return predictions_of(model, tasks, frames["test"])
+
+
+def blends(tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, tuple[dict[str, Any], float]]:
+    """Train the network and its blends; return the predictions of the test rows and CPU seconds of ``OURS`` by name.
+
+    The weights of blends without a network are chosen here, from predictions of the validation rows, as those of the
+    blend are: on a grid of tenths, by the sum over the targets of the loss over its smallest on the grid.
+    """
+    kept, predicted = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, blend in (("network", "none"), (BLEND, "auto"), (BLEND_OF_ALL, [*MEMBERS])):
+            began = cpu_seconds()
+            options = {"threads": 1, "blend": blend}
+            rows = {"valid": frames["valid"], "test": frames["test"], "folder": f"{folder}/{name}", "report": False}
+            model = mtl.fit(frames["train"], tasks, seed=seed, progress=False, options=options, **rows)
+            kept[name] = predictions_of(model, tasks, frames["test"]), cpu_seconds() - began
+        for name in MEMBERS:
+            model = mtl.load(f"{folder}/{BLEND_OF_ALL}", model=name)
+            predicted[name] = [predictions_of(model, tasks, frames[part]) for part in ("valid", "test")]
+            kept[f"{name} of the blend"] = predicted[name][1], math.nan
+    for name, members in CONTROLS.items():
+        valid, test = ([predicted[member][part] for member in members] for part in (0, 1))
+        weights = choose_weights(tasks, frames, valid)
+        kept[name] = {task: mixed(kind, [by[task] for by in test], weights) for task, kind in tasks.items()}, math.nan
+    return kept
+
+
+def choose_weights(tasks: Mapping[str, str], frames: Frames, predictions: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the weights of members by their ``predictions`` of the validation rows."""
+    tenths = itertools.product(range(11), repeat=len(predictions))
+    grid = [np.array(parts) / 10 for parts in tenths if sum(parts) == 10]
+    relative = np.zeros(len(grid))
+    for task, kind in tasks.items():
+        column = frames["valid"][task]
+        there = column.is_not_null().to_numpy()
+        classes = [] if kind == "regression" else classes_of(frames["train"][task])
+        truth = numbers(column, classes)[there]
+        losses = np.array([loss_of(kind, truth, mixed(kind, [by[task][there] for by in predictions], w)) for w in grid])
+        relative += losses / losses.min()
+    return grid[int(relative.argmin())]
+
+
+def mixed(kind: str, predictions: Sequence[Any], weights: Any) -> Any:
+    """Return the weighted mean of predictions: of values, or of the logarithms of the classes' probabilities."""
+    if kind == "regression":
+        return sum(w * part for w, part in zip(weights, predictions, strict=True))
+    logits = sum(w * np.log(np.clip(part, 1e-12, 1)) for w, part in zip(weights, predictions, strict=True))
+    return scipy.special.softmax(logits, 1)
+
+
+def loss_of(kind: str, truth: Any, prediction: Any) -> float:
+    """Return the mean squared error, or the log loss of the probabilities of the classes."""
+    if kind == "regression":
+        return float(np.mean((prediction - truth) ** 2))
+    return float(-np.log(np.clip(prediction[np.arange(len(truth)), truth], 1e-15, 1)).mean())
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those that it has started."""
+    return sum(os.times()[:4])
 
 
 def tuned(tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]:
@@ -120,17 +193,19 @@ def tuned(tasks: Mapping[str, str], frames: Frames, seed: int) -> dict[str, Any]
         files = {"path": "train", "val_path": "valid", "test_path": "test"}
         overrides = [f"data.{option}={folder}/{part}.parquet" for option, part in files.items()]
         overrides += [f"data.tasks.{task}={{kind: {kind}}}" for task, kind in tasks.items()]
-        overrides += ["data=table", "baseline=none", "threads=1", f"seed={seed}", f"paths.output_dir={folder}"]
+        overrides += ["data=table", "blend=none", "threads=1", f"seed={seed}", f"paths.output_dir={folder}"]
         overrides += ["study=table", "gate=comet", f"n_trials={TRIALS}", "sampler=tpe", "name=search"]
         subprocess.run([sys.executable, "-m", "mtl", "tune", *overrides], check=True, stdout=subprocess.DEVNULL)
         study_dir = Path(folder, "studies", "search")
         study = optuna.load_study(study_name=None, storage=f"sqlite:///{study_dir}/study.db")
-        return predictions_of(mtl.load(study_dir / "comet" / f"trial_{study.best_trial.number:05d}"), tasks, frames)
+        return predictions_of(
+            mtl.load(study_dir / "comet" / f"trial_{study.best_trial.number:05d}"), tasks, frames["test"]
+        )
 
 
-def predictions_of(model: Any, tasks: Mapping[str, str], frames: Frames) -> dict[str, Any]:
-    """Return the predictions of the test rows by target: ``[N]``, or of classes the probabilities ``[N, classes]``."""
-    predicted, by_task = model.predict(frames["test"].drop(tasks)), {}
+def predictions_of(model: Any, tasks: Mapping[str, str], rows: pl.DataFrame) -> dict[str, Any]:
+    """Return the predictions of ``rows`` by target: ``[N]``, or of classes the probabilities ``[N, classes]``."""
+    predicted, by_task = model.predict(rows.drop(tasks)), {}
     for task, kind in tasks.items():
         if kind == "regression":
             by_task[task] = predicted[f"{task}_prediction"].to_numpy()
@@ -138,8 +213,8 @@ def predictions_of(model: Any, tasks: Mapping[str, str], frames: Frames) -> dict
             positive = predicted[f"{task}_probability"].to_numpy()
             by_task[task] = np.column_stack([1 - positive, positive])
         else:
-            classes = classes_of(frames["train"][task])
-            by_task[task] = predicted.select(f"{task}_probability_{name}" for name in classes).to_numpy()
+            classes = sorted(name for name in predicted.columns if name.startswith(f"{task}_probability_"))
+            by_task[task] = predicted.select(classes).to_numpy()
     return by_task
 
 
@@ -271,31 +346,35 @@ def realmlp(kind: str, x: Any, y: Any, categorical: Sequence[str], seed: int) ->
 
 
 def results(name: str, split: int, contender: str) -> list[dict[str, Any]]:
-    """Train a contender on a split of a table, and return a row of the file for each target."""
+    """Train a contender on a split of a table, and return a row of the file for each target; "blends": all of ours."""
     tasks, frames = read(name, split)
     held_out = bool(OmegaConf.load(TABLES / f"{name}.yaml").held_out)
-    began = sum(os.times()[:4])  # of this process and those that it has started
-    if contender == TUNED[1]:
-        predictions = tuned(tasks, frames, split)
-    elif contender in (*OTHERS, TUNED[0]):
-        predictions = others(contender, tasks, frames, split)
+    began = cpu_seconds()
+    if contender == BLENDS:
+        results_by_name = blends(tasks, frames, split)
     else:
-        base, _, word = contender.partition(WITH)
-        option, _, value = word.partition("=")
-        changes = {option: OmegaConf.from_dotlist([f"value={value}"]).value} if word else {}
-        predictions = network(tasks, frames, split, changes, **NETWORKS[base])
-    seconds, rows = sum(os.times()[:4]) - began, []
-    count = sum(map(len, frames.values()))
+        if contender == TUNED[1]:
+            predictions = tuned(tasks, frames, split)
+        elif contender in (*OTHERS, TUNED[0]):
+            predictions = others(contender, tasks, frames, split)
+        else:
+            base, _, word = contender.partition(WITH)
+            option, _, value = word.partition("=")
+            changes = {option: OmegaConf.from_dotlist([f"value={value}"]).value} if word else {}
+            predictions = network(tasks, frames, split, changes, **NETWORKS[base])
+        results_by_name = {contender: (predictions, cpu_seconds() - began)}
+    count, rows = sum(map(len, frames.values())), []
     for task, kind in tasks.items():
         column = frames["test"][task]
         there = column.is_not_null().to_numpy()
         classes = [] if kind == "regression" else classes_of(frames["train"][task])
-        truth, predicted = numbers(column, classes)[there], predictions[task][there]
-        metric, value = score(kind, truth, predicted)
-        loss = log_loss(truth, predicted, labels=range(len(classes))) if classes else None
-        unlabelled = sum(int(rows[task].null_count()) for rows in frames.values()) / count
-        values = (name, held_out, count, unlabelled, split, contender, task, metric, value, loss, seconds)
-        rows.append(dict(zip(FIELDS, values, strict=True)))
+        truth = numbers(column, classes)[there]
+        unlabelled = sum(int(part[task].null_count()) for part in frames.values()) / count
+        for label, (predictions, seconds) in results_by_name.items():
+            metric, value = score(kind, truth, predictions[task][there])
+            loss = log_loss(truth, predictions[task][there], labels=range(len(classes))) if classes else None
+            values = (name, held_out, count, unlabelled, split, label, task, metric, value, loss, seconds)
+            rows.append(dict(zip(FIELDS, values, strict=True)))
     return rows
 
 
@@ -502,7 +581,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tables", nargs="+", default=names, choices=names)
     parser.add_argument("--splits", nargs="+", type=int, default=[0, 1, 2])
-    every = [*OTHERS, *NETWORKS, *TUNED]
+    every = [*OTHERS, BLENDS, *NETWORKS, *TUNED]
     usual = [name for name in every if name not in SLOW]
     parser.add_argument("--contenders", nargs="+", default=usual, choices=every)
     parser.add_argument("--try", dest="overrides", nargs="+", metavar="OPTION=VALUE", help="options of the ensemble")
@@ -518,12 +597,14 @@ def main() -> None:
     for split in args.splits:
         for name in args.tables:
             for contender in args.contenders:
-                if (name, split, contender) in done:
+                if (name, split, BLEND if contender == BLENDS else contender) in done:
                     continue
                 new = results(name, split, contender)
                 rows += new
-                mean = np.mean([row["score"] for row in new])
-                print(f"{name}, split {split}, {contender}: {mean:.4f}, {new[0]['cpu_seconds']:.1f} s", flush=True)
+                for label in dict.fromkeys(row["contender"] for row in new):
+                    of_label = [row for row in new if row["contender"] == label]
+                    mean, seconds = np.mean([row["score"] for row in of_label]), of_label[0]["cpu_seconds"]
+                    print(f"{name}, split {split}, {label}: {mean:.4f}, {seconds:.1f} s", flush=True)
                 with out.open("w", newline="") as file:
                     writer = csv.DictWriter(file, FIELDS)
                     writer.writeheader()

@@ -20,7 +20,7 @@ import numpy as np
 
 WARM_UP = 2.0  # seconds that are not counted
 MTL = [sys.executable, "-m", "mtl"]
-WORDS = ["data=table", "trainer.max_epochs=2", "trainer.accelerator=cpu", "baseline=none"]
+WORDS = ["data=table", "trainer.max_epochs=2", "trainer.accelerator=cpu", "blend=none"]
 ROW = {"user": "1060", "city": "Lyon", "age": 31, "hour": 3, "device": "phone"}
 
 

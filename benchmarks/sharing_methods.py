@@ -95,9 +95,7 @@ def run(table: str, split: int, contender: str, trial: int) -> dict[str, Any]:
     kinds, frames = read(table, split, ROWS)
     tasks, drawn = settings(contender, trial, kinds)
     choices, changes = CONTENDERS[contender]
-    options = (
-        {"threads": 1, "baseline": "none", "callbacks.early_stopping.patience": PATIENCE} | SIZES | changes | drawn
-    )
+    options = {"threads": 1, "blend": "none", "callbacks.early_stopping.patience": PATIENCE} | SIZES | changes | drawn
     options |= {"data.batch_size": BATCH}
     began = time.process_time()
     model = mtl.fit(
