@@ -14,6 +14,7 @@ import mtl  # noqa: F401  # before any file of tests imports Lightning or torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, and so do the programs that they start
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
+    os.environ["POLARS_MAX_THREADS"] = "1"
 
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # started by nohup or in the background: the program would keep it
