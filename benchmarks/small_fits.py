@@ -1,7 +1,7 @@
 """CPU seconds of ``mtl.fit`` on small tables, after the imports: ``python benchmarks/small_fits.py``.
 
-One table has 1,000 rows, 20 columns and 6 targets, the other 600 rows, 400 columns and 6 targets; both are made up. Each
-is trained by default, with the blend; beside it stand, as ratios, the network alone and ``recipe=table``, a wide
+One table has 1,000 rows, 20 columns and 6 targets, the other 600 rows, 400 columns and 6 targets; both are made up.
+Each is trained by default, with the blend; beside it stand, as ratios, the network alone and ``recipe=table``, a wide
 mixture. The first fits, which import what is slow, are not counted. One thread; CPU seconds grow if other programs run.
 """
 
