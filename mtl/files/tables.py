@@ -59,6 +59,10 @@ class Table:
         for candidate in (self, turned):
             if candidate._ends()[-1] <= width:
                 return candidate
+        return self.narrowed(width)
+
+    def narrowed(self, width: int) -> Table:
+        """Return a table of the first columns, at most ``width`` characters, with a note that names the others."""
         num_columns = max(2, sum(end <= width for end in self._ends()))
         notes = [*self.notes, *(f"Not shown here: {', '.join(left)}." for left in [self.header[num_columns:]] if left)]
         return replace(

@@ -100,12 +100,16 @@ def print_results(
     """
     console = Console(highlight=False, markup=False)
     measured, checkpoint = Measurements.from_plain(record["numbers"]), Path(record["checkpoint"]).name
-    title = f"{record['run_name']}: test loss {number(measured.value('', 'loss'))}"
+    in_use = measured.in_use
+    title = f"{record['run_name']}: test loss {number(measured.value('', 'loss', model=in_use))}"
     console.print(Text.assemble("\n", (title, "bold"), f" ({checkpoint})"))
     for name in AVERAGES:
-        if Key("test", "", name) in measured:
-            console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(measured.value('', name))}")
-    console.print(by_task(measured, record["main_metrics"], record.get("best_epochs", {})))
+        if Key("test", "", name, in_use) in measured:
+            value = number(measured.value("", name, model=in_use))
+            console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {value}")
+    table = by_task(measured, record["main_metrics"], record.get("best_epochs", {}))
+    table = table.narrowed(console.width) if isinstance(table, Table) else table
+    console.print(table, *(table.notes if isinstance(table, Table) else ()), sep="\n")
     shares, groups = _expert_shares(measured), record.get("task_groups", {})
     if shares and len(set(groups.values())) > 1:
         console.print(_sharing(shares, groups))
@@ -151,7 +155,8 @@ def by_task(
     """
     if len(mains) > MOST_TASKS:
         return "\n".join(_extremes(measured, mains, metric) for metric in dict.fromkeys(mains.values()))
-    models, pairs = measured.models(), measured.by_model().select("task", "metric").rows()
+    models = list(dict.fromkeys([measured.in_use, *measured.models()]))
+    pairs = measured.by_model().select("task", "metric").rows()
     metrics = {
         task: list(dict.fromkeys([main, *(metric for owner, metric in pairs if owner == task)]))
         for task, main in mains.items()
@@ -167,13 +172,14 @@ def by_task(
     if len(set(epochs.values())) < 2:
         return Table(["task", "metric", *models], rows)
     rows = [[*row, f"{epochs[row[0]]:.0f}" if row[0] in epochs else ""] for row in rows]
-    return Table(["task", "metric", *models, "best\nepoch"], rows)
+    return Table(["task", "metric", *models, "best epoch"], rows)
 
 
 def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> str:
     """Return a line on a main metric: its mean over the tasks that have it, the best task, the worst; other models."""
     tasks = [task for task, main in mains.items() if main == metric]
-    defined = {task: value for task in tasks if (value := measured.value(task, metric)) is not None}
+    in_use = measured.in_use
+    defined = {task: value for task in tasks if (value := measured.value(task, metric, model=in_use)) is not None}
     if not defined:
         return f"{metric}: undefined for all tasks that have it"
     ranked = sorted(defined, key=defined.__getitem__, reverse=bool(higher_is_better(metric)))
@@ -181,7 +187,7 @@ def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> 
     count = f"{len(defined)}" if len(defined) == len(tasks) else f"{len(defined)} of {len(tasks)}"
     line = f"{metric}: mean {number(statistics.fmean(defined.values()))} of {count} tasks; best {best}, worst {worst}"
     means = []
-    for model in measured.models()[1:]:
+    for model in [model for model in measured.models() if model != in_use]:
         theirs = [value for task in defined if (value := measured.value(task, metric, model=model)) is not None]
         if len(theirs) == len(defined):
             means.append(f"{model} {number(statistics.fmean(theirs))}")
