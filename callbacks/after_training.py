@@ -16,14 +16,14 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Timer
 from torch import Tensor
 
-from mtl.checkpoints.files import Checkpoint, put_after_training, read
+from mtl.checkpoints.files import Checkpoint, put_after_training, read, using
 from mtl.checks import join_names
 from mtl.distributed import gather, gather_rows
 from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import Positive, validated
 from mtl.predictions import distribution, main_number, readable
-from mtl.table_models import Choice, choose_models
+from mtl.table_models import Choice, check_packages, choose_models
 from mtl.table_models.blend import blend_outputs, choose_weights
 from mtl.table_models.fitted import FittedModels
 from mtl.training.evaluation import Evaluation, predict_batches
@@ -53,7 +53,7 @@ class AfterTraining(Callback):
     after another, the rows count in which the task before it is positive, since the network predicts the probability
     given that. A test without a training before it has what its checkpoint holds.
 
-    ``time_limit``: seconds from the construction, after which no model of a table is begun and no tree grows.
+    ``time_limit``: seconds from the construction; models of a table for which no time is left are left out.
     """
 
     @validated
@@ -63,18 +63,29 @@ class AfterTraining(Callback):
         self.dirpath, self.blend, self.kinds = dirpath, blend, ("regression", *(METHODS if classes else ()))
         self.time_limit = time_limit
         self._deadline = math.inf if time_limit is None else time.monotonic() + BEFORE_TEST * time_limit
-        self._trained = False
+        check_packages(blend)
+        self._trained, self._ended = False, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trained = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note whether the time limit ended the training; the test restores the state of callbacks."""
+        timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+        self._ended = trainer.current_epoch < (trainer.max_epochs or 0) and any(
+            (timer.time_remaining() or 0) <= 0 for timer in timers
+        )
 
     def on_test_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
         path = Path(trainer.ckpt_path or Path(self.dirpath) / "last.ckpt")
         if not self._trained:
             checkpoint = read(path) if path.is_file() else Checkpoint({}, path)
-            if stored := checkpoint.get("blend"):
-                pl_module.other_models = FittedModels.restore(stored, checkpoint.calibrated(data.spec))
+            with using(checkpoint):
+                stored = checkpoint.get("blend")
+                pl_module.other_models = (
+                    FittedModels.restore(stored, checkpoint.calibrated(data.spec)) if stored else None
+                )
             return
         tasks, is_table = list(pl_module.tasks.values()), data.labelled is not None
         calibrated = {task.name: task for task in tasks if task.kind in self.kinds}
@@ -120,9 +131,8 @@ class AfterTraining(Callback):
 
     def _report_left_out(self, trainer: Trainer, models: Sequence[str]) -> None:
         """Warn of what the time limit has left out."""
-        timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
-        ended = any((timer.time_remaining() or 0) <= 0 for timer in timers)
-        left_out = [f"the training ended in epoch {trainer.current_epoch} of at most {trainer.max_epochs}"] * ended
+        ended = f"the training ended in epoch {trainer.current_epoch} of at most {trainer.max_epochs}"
+        left_out = [ended] if self._ended else []
         left_out += [f"left out: {join_names(models)}"] if models else []
         if self.time_limit is not None and left_out:
             log.warning("time_limit=%g: %s", self.time_limit, "; ".join(left_out))

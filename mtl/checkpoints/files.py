@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import shutil
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from mtl.checkpoints.shards import Parts, check_zip, joined, read_shards
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
 from mtl.files.escaping import unescape_interpolation
-from mtl.files.run_files import CHECKPOINTS, checked_file
+from mtl.files.run_files import CHECKPOINTS, CONFIG, checked_file
 from mtl.files.writing import writing
 from mtl.nn.calibration import Calibration
 from mtl.options import StrictModel, options_of, sentences, valid
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 # Functions of torch and Lightning that restore the content of a checkpoint
 RESTORING = {"load_state_dict", "_restore_modules_and_callbacks", "resume_start", "restore_training_state"}
+
+
+TESTS_LAST = re.compile(r"^test_checkpoint: last$", re.MULTILINE)  # in the configuration of a run
 
 
 class DamagedError(InputError):
@@ -146,10 +150,13 @@ def put_after_training(path: Path, **entries: Any) -> None:
 def checkpoint_path(path: str | Path, name: str = "best") -> Path:
     """Return the file of a checkpoint: ``path`` itself, or ``best.ckpt`` or ``last.ckpt`` of the run folder ``path``.
 
-    A folder that ``mtl card`` has written is returned as it is. ``name``: which of the two to prefer; the other one is
-    returned if it is the only one. Raises InputError for a link out of the folder.
+    A folder that ``mtl card`` has written is returned as it is. ``name``: which of the two to prefer, unless the run
+    has tested ``last.ckpt``; the other one is returned if it is the only one. Raises InputError for a link out of the
+    folder.
     """
     path = Path(unescape_interpolation(str(path)))
+    if name == "best" and (path / CONFIG).is_file() and TESTS_LAST.search((path / CONFIG).read_text()):
+        name = "last"  # the checkpoint that was tested has what was learnt after the training
     candidates = [path / CHECKPOINTS / f"{stem}.ckpt" for stem in (name, "best", "last")] if path.is_dir() else []
     return next((checked_file(file, path, math.inf) for file in candidates if file.is_file()), path)
 

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, trial: TrialEnd | None = None) 
         line = read_line(sys.argv[1:] if arguments is None else arguments)
         if line.help:
             usage = USAGE.format(program=" ".join(commands.program()))
-            return print_help(usage, CONF / "train.yaml", line.overrides)
+            return print_help(usage, CONF / "train.yaml", with_default_recipe(line.overrides, line.searched))
         if not resolvers.RANK.isdecimal():
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         if not line.multirun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -16,13 +16,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl.checks import InputError
 from mtl.config import resolvers
+from mtl.files.run_files import COMMAND, read_json
 from mtl.overrides import key_of
 from mtl.runs.commands import RUN_FOLDER
 
 resolvers.register()
 CONF = Path(str(files("mtl.conf")))
 QUICK = "table_quick"  # the recipe of a table for which nothing is chosen
-CHOOSING = ("gate", "network", "experiment", "schedule", "permutation", "ckpt", "evaluate")
+CHOOSING = ("gate", "network", "experts", "experiment", "schedule", "permutation", "ckpt", "evaluate")
 BOTH = "hydra.searchpath"  # option of a study and of its runs: folders of further YAML files
 
 
@@ -47,28 +48,37 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def with_default_recipe(overrides: Sequence[str], searched: Iterable[str] = ()) -> list[str]:
-    """Return ``overrides`` with ``recipe=table_quick`` if they choose a table and neither gate, network nor recipe.
+    """Return ``overrides`` with ``recipe=table_quick`` if they choose tables and neither gate, network nor recipe.
 
-    An option of a mixture, such as ``recipe.k``, or a checkpoint to go on with is a choice too. ``searched``: see
-    ``opened``; a data file of the user may name ``table`` in its defaults.
+    An option of a mixture, such as ``recipe.k``, or a run of another recipe to start from is a choice too; null and
+    none are not. ``searched``: see ``opened``; a data file of the user may name ``table`` in its defaults.
     """
     quick: Any = OmegaConf.load(CONF / "recipe" / f"{QUICK}.yaml")
-    keys = [key_of(override) for override in overrides]
     of_quick = {f"recipe.{name}" for name in quick.recipe}
+    values = {key_of(override): override.partition("=")[2] for override in overrides}
+    keys = [key for key, value in values.items() if value not in ("null", "none", "")]
     is_chosen = any(
         key.split(".")[0] in CHOOSING or key == "recipe" or (key.startswith("recipe.") and key not in of_quick)
         for key in keys
     )
-    names = [override.partition("=")[2] for override in overrides if key_of(override) == "data"]
-    is_plain = bool(names) and not is_chosen and _is_plain_table(names[-1], searched)
-    return [*overrides, f"recipe={QUICK}"] if is_plain else [*overrides]
+    names = values.get("data", "").split(",")
+    if is_chosen or _starts_from_other(values) or not all(_is_plain_table(name, searched) for name in names):
+        return [*overrides]
+    return [*overrides, f"recipe={QUICK}"]
+
+
+def _starts_from_other(values: Mapping[str, str]) -> bool:
+    """Return whether a run starts from one in whose folder another recipe is recorded."""
+    folder = resolvers.run_folder(values.get("start_from", "").strip("'\""))
+    return folder is not None and read_json(folder / COMMAND).get("choices", {}).get("recipe", QUICK) != QUICK
 
 
 def _is_plain_table(name: str, searched: Iterable[str]) -> bool:
     """Return whether the data file ``name`` is ``table``, or one of the user's whose defaults are ``table`` alone."""
     files = [Path(folder.removeprefix("file://"), "data", f"{name}.yaml") for folder in searched]
     file: Any = next((OmegaConf.load(file) for file in files if file.is_file()), {})
-    return name == "table" or file.get("defaults") == ["table"]
+    defaults = [entry for entry in file.get("defaults") or () if entry != "_self_"]
+    return name == "table" or defaults in (["table"], ["/data/table"])
 
 
 def recorded(cfg: DictConfig, hydra_cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:

@@ -259,11 +259,11 @@ def check_batches(checkpoint: Checkpoint, batch_size: int | str, processes: int)
     """
     before, size = len(checkpoint.get("epoch_sums", ())), checkpoint["config"]["data"].get("batch_size")
     counts = checkpoint.get("data", {}).get("rows", {}).get("train", 0)
-    automatic = choose_batch_size(sum(counts.values()) if isinstance(counts, Mapping) else counts)
+    automatic = choose_batch_size(sum(counts.values()) if isinstance(counts, Mapping) else counts)  # of all processes
     if not before or size is None:
         return
     rows, now = (
-        number * count if isinstance(number, int) else automatic
+        count * (number if isinstance(number, int) else max(1, automatic // count))
         for number, count in ((size, before), (batch_size, processes))
     )
     if rows == now:

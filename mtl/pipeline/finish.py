@@ -57,7 +57,7 @@ def write(
     record = results.with_training(record, folder)
     in_use, others = NETWORK, module.other_models
     if others is not None:
-        in_use, record["blend"] = BLEND, dict(others.weights)
+        in_use, record["blend"] = BLEND, others.weights
     record["advice"] = [
         *compare_with_baselines(measured, record["main_metrics"], record.get("blend")),
         *advice(record, fitted.progress),

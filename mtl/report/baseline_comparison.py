@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mtl.checks import join_names
 from mtl.report.statistics import Difference, Verdict
-from mtl.table_models.blend import in_words
+from mtl.table_models.blend import Weights, in_words, mean_weights
 from mtl.training.measurements import NETWORK, Measurements
 from mtl.training.metrics import higher_is_better
 
@@ -28,11 +28,11 @@ def improvement(measured: Measurements, model: str, task: str, metric: str) -> D
 
 
 def compare_with_baselines(
-    measured: Measurements, mains: Mapping[str, str], weights: Mapping[str, float] | None = None
+    measured: Measurements, mains: Mapping[str, str], weights: Weights | None = None
 ) -> list[str]:
     """Return a sentence on each other model: the tasks in which the model in use is better or worse than it.
 
-    ``mains``: the main metric of each task. ``weights``: of the blend, by model.
+    ``mains``: the main metric of each task. ``weights``: of the blend.
     """
     tasks_by_verdict: dict[str, dict[Verdict, list[str]]] = {}
     for model in measured.models():
@@ -43,8 +43,10 @@ def compare_with_baselines(
     lines = []
     if weights:
         lines.append(f"Predictions are those of a {in_words(weights)}, which the validation rows chose.")
-        if not weights[NETWORK]:
-            lines.append("The weight of the network is 0: on these rows the other models predict as well without it.")
+        if not mean_weights(weights)[NETWORK]:
+            lines.append(
+                "The weight of the network is 0: on the validation rows the other models predict as well without it."
+            )
     subject = "the blend is " if weights else ""
     return lines + [
         f"Against {model} on these test rows: {subject}"

@@ -68,7 +68,7 @@ class Results(BaseModel):
     versions: dict[str, str | None] = {}
     advice: list[str] = []
     slices: list[dict[str, Any]] = []
-    blend: dict[str, float] = {}  # weights by model
+    blend: dict[str, dict[str, float]] = {}  # weights by task and model
     best_epochs: dict[str, dict[str, float]] = {}
     finished: str = ""
     command: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +20,29 @@ from mtl.training.losses import task_loss_sums
 from mtl.training.measurements import NETWORK
 from mtl.types import DataSpec, NetworkOutput, TaskSpec
 
-STEPS = 10  # weights are multiples of 1 / STEPS
-TIE = 1e-9  # summed relative losses that differ by less are equal
+STEPS = 10  # of the grid: its weights are multiples of 1 / STEPS
+PRIOR = 300  # labels of a task that its own validation rows need to count as much as those of all tasks
+LEAST = 0.005  # smaller weights are 0
+
+Weights = Mapping[str, Mapping[str, float]]  # by task and model
 
 
 class Blend(MultiTaskNetwork):
     """Predict the weighted mean of the outputs of ``network`` and ``models``: logits, or values in standard units.
 
-    ``weights``: by "network" and the names of ``models``, which may lack some; they add up to 1. Routings and auxiliary
-    losses are those of the network. If that is an ensemble, ``members`` are blends with each of its members.
+    ``weights``: of each task, by "network" and the names of ``models``, which may lack some; they add up to 1. Routings
+    and auxiliary losses are those of the network. If that is an ensemble, ``members`` are blends with each member.
     """
 
-    def __init__(
-        self, network: MultiTaskNetwork, models: Mapping[str, nn.Module], weights: Mapping[str, float]
-    ) -> None:
+    def __init__(self, network: MultiTaskNetwork, models: Mapping[str, nn.Module], weights: Weights) -> None:
         super().__init__(DataSpec({}, network.tasks))
-        self.network, self.models, self.weights = network, nn.ModuleDict(dict(models)), dict(weights)
+        self.network, self.models, self.weights = network, nn.ModuleDict(dict(models)), weights
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         output = self.network(inputs, tasks)
-        others = {name: model(inputs) for name, model in self.models.items() if name in self.weights}
+        used = {name for weights in self.weights.values() for name in weights}
+        others = {name: model(inputs) for name, model in self.models.items() if name in used}
         predictions, members = (
             blend_outputs(self.weights, {NETWORK: of_network, **others})
             for of_network in (output.predictions, output.members)  # [B, ...] and [K, B, ...]
@@ -47,30 +50,31 @@ class Blend(MultiTaskNetwork):
         return replace(output, predictions=predictions, members=members)
 
 
-def blend_outputs(
-    weights: Mapping[str, float], outputs_by_model: Mapping[str, Mapping[str, Tensor]]
-) -> dict[str, Tensor]:
+def blend_outputs(weights: Weights, outputs_by_model: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the weighted means of ``outputs_by_model[model][task]`` for the tasks of the network's outputs."""
     return {
-        task: reduce(torch.add, (w * at_least_float32(outputs_by_model[model][task]) for model, w in weights.items()))
+        task: reduce(
+            torch.add, (w * at_least_float32(outputs_by_model[model][task]) for model, w in weights[task].items())
+        )
         for task in outputs_by_model[NETWORK]
     }
 
 
 def choose_weights(
     tasks: Sequence[TaskSpec], rows_by_model: Mapping[str, Mapping[str, LabeledPredictions]]
-) -> dict[str, float]:
-    """Return the weights of the network and other models whose mean is best on validation rows; one set for all tasks.
+) -> dict[str, dict[str, float]]:
+    """Return, by task, the weights of the network and the other models whose mean is best on validation rows.
 
-    Of the weights on a grid with ``STEPS`` steps, those with the smallest sum over the tasks of the loss divided by the
-    task's smallest loss on the grid. One weight for each task overfits the few validation rows of a small table. Equal
-    ones go to fewer models. ``rows_by_model[model][task]``: the same labelled rows for each model, with its ``output``.
-    The weight of the network is always among the result, the others if they are above 0.
+    On a grid of the simplex, r_t(w) is the loss of task t divided by its smallest one on the grid, and r(w) the mean of
+    these over the tasks. The weights of a task with n labels are the mean of the grid's points w, weighted by exp(-(n
+    r_t(w) + m r(w)) / 2), where m is PRIOR or, if it is less, the number of all labels: points that few rows cannot
+    tell apart count alike, and a task with few labels has the weights of the table (measured beside other rules in
+    benchmarks/accuracy/real_tables.md). ``rows_by_model[model][task]``: the same labelled rows for each model, with its
+    ``output``. A task's weights have the network, and each other model whose weight is not 0.
     """
     models = list(rows_by_model)
-    grid = torch.tensor(sorted(compositions(STEPS, len(models)), key=lambda parts: sum(part > 0 for part in parts)))
-    grid = grid.double() / STEPS  # [G, models]
-    totals = torch.zeros(len(grid), dtype=torch.double)
+    grid = torch.tensor([*compositions(STEPS, len(models))]).double() / STEPS  # [G, models]
+    relative, labels = dict[str, Tensor](), dict[str, int]()
     for task in tasks:
         rows = [labelled_after(task, rows_by_model[model]) for model in models]
         if not len(rows[0]):
@@ -80,10 +84,20 @@ def choose_weights(
         outputs = outputs.nan_to_num(0.0, 0.0, 0.0)
         losses = torch.stack([mean_loss(task, torch.tensordot(parts, outputs, 1), rows[0]) for parts in grid])
         losses[(grid[:, ~is_finite] > 0).any(1)] = torch.inf
-        totals += (losses - losses.min()) / losses.min().abs().clamp(min=1e-6)
-    best = int((totals <= totals.min() + TIE).nonzero()[0])
-    weights = dict(zip(models, grid[best].tolist(), strict=True))
-    return {model: weight for model, weight in weights.items() if weight or model == NETWORK}
+        relative[task.name] = (losses - losses.min()) / losses.min().abs().clamp(min=1e-6)  # r_t - 1
+        labels[task.name] = len(rows[0])
+    if not relative:
+        return {task.name: {NETWORK: 1.0} for task in tasks}
+    mean, chosen = torch.stack([*relative.values()]).mean(0), dict[str, dict[str, float]]()
+    prior = min(PRIOR, sum(labels.values()))
+    for task in tasks:
+        evidence = labels[task.name] * relative[task.name] if task.name in labels else torch.zeros(())
+        weights = torch.softmax(-(evidence + prior * mean) / 2, 0) @ grid
+        weights = torch.where(weights < LEAST, 0.0, weights)
+        weights /= weights.sum()
+        pairs = zip(models, weights.tolist(), strict=True)
+        chosen[task.name] = {model: weight for model, weight in pairs if weight or model == NETWORK}
+    return chosen
 
 
 def mean_loss(task: TaskSpec, output: Tensor, rows: LabeledPredictions) -> Tensor:
@@ -105,6 +119,13 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield first, *rest
 
 
-def in_words(weights: Mapping[str, float]) -> str:
+def mean_weights(weights: Weights) -> dict[str, float]:
+    """Return the means over the tasks, by model."""
+    models = dict.fromkeys(model for of_task in weights.values() for model in of_task)
+    return {model: fmean(of_task.get(model, 0.0) for of_task in weights.values()) for model in models}
+
+
+def in_words(weights: Weights) -> str:
     """Return the weights of a blend in words."""
-    return "blend of " + ", ".join(f"{model} {weight:g}" for model, weight in weights.items())
+    means = ", ".join(f"{model} {weight:.2f}" for model, weight in mean_weights(weights).items())
+    return f"blend of {means}" + " (means over the tasks)" * (len(weights) > 1)

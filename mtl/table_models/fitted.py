@@ -14,7 +14,11 @@ from torch import Tensor
 from mtl.distributed import gather
 from mtl.table_models import MAX_ROWS, MODELS
 from mtl.table_models.base import TableModel
-from mtl.types import Batch, DataSpec, TaskSpec
+from mtl.table_models.blend import Weights
+from mtl.training.measurements import NETWORK
+from mtl.types import Bag, Batch, DataSpec, Numeric, TaskSpec
+
+SUM_ERROR = 1e-6  # of weights that add up to 1
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class FittedModels:
     """
 
     models: Mapping[str, TableModel]
-    weights: Mapping[str, float]
+    weights: Weights
     tasks: Mapping[str, TaskSpec]
 
     @classmethod
@@ -36,7 +40,7 @@ class FittedModels:
         """Fit the models ``names`` to at most ``MAX_ROWS`` training rows of the data module ``data``.
 
         The first process fits them, and the others take what they have learnt. Without training rows there are none.
-        ``deadline``, by ``time.monotonic()``: after it no model is begun, and no tree grows.
+        ``deadline``, by ``time.monotonic()``: after it no model is begun, and one that has not ended is left out.
         """
         with torch.inference_mode(False), torch.enable_grad():  # Lightning tests without gradients
             splits = [data.sample(split, MAX_ROWS) if is_first else None for split in ("train", "val")]
@@ -46,14 +50,16 @@ class FittedModels:
                 if time.monotonic() < deadline:
                     model = MODELS[name](spec.tasks, spec.inputs)
                     model.deadline = deadline
-                    fitted[name] = model.fit(*rows)
+                    model.fit(*rows)
+                    if time.monotonic() < deadline:  # else it has not learnt all that it could
+                        fitted[name] = model
         states = {name: model.state_dict() for name, model in fitted.items()}
         return cls.restore({"models": gather(states)[0], "weights": {}}, spec)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds, plain data and tensors; {} without models."""
         models = {name: dict(model.state_dict()) for name, model in self.models.items()}
-        return {"models": models, "weights": {**self.weights}} if models else {}
+        return {"models": models, "weights": dict(self.weights)} if models else {}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], spec: DataSpec) -> FittedModels:
@@ -61,6 +67,7 @@ class FittedModels:
         models = {name: MODELS[name](spec.tasks, spec.inputs) for name in state["models"]}
         for name, model in models.items():
             model.load_learned(state["models"][name])
+        check_models(models, state["weights"], spec)
         return cls(models, dict(state["weights"]), {task.name: task for task in spec.tasks})
 
     @torch.no_grad()
@@ -78,3 +85,25 @@ def _of_conditional_tasks(rows: Batch, tasks: Sequence[TaskSpec]) -> Batch:
         for name, target in rows.targets.items()
     }
     return Batch(rows.inputs, targets, rows.weights)
+
+
+@torch.no_grad()
+def check_models(models: Mapping[str, TableModel], weights: Weights, spec: DataSpec) -> None:
+    """Raise ValueError unless all numbers are finite, the weights of each task add up to 1, and a row is predicted."""
+    for name, of_task in weights.items():
+        total = sum(of_task.values())
+        if not of_task.keys() <= {NETWORK, *models} or min(of_task.values()) < 0 or abs(total - 1) > SUM_ERROR:
+            raise ValueError(f"the blend of task {name} has the weights {of_task}")
+    row = {name: torch.zeros(1, *_shape(column), dtype=_dtype(column)) for name, column in spec.inputs.items()}
+    for name, model in models.items():
+        numbers = [value for value in model.state_dict().values() if value.is_floating_point()]
+        if not all(bool(value.isfinite().all()) for value in [*numbers, *model(row).values()]):
+            raise ValueError(f"a number of the model {name} is NaN or infinite")
+
+
+def _shape(column: Any) -> tuple[int, ...]:
+    return (column.width,) if isinstance(column, Numeric) else (column.length,) if isinstance(column, Bag) else ()
+
+
+def _dtype(column: Any) -> torch.dtype:
+    return torch.float32 if isinstance(column, Numeric) else torch.long

@@ -54,7 +54,7 @@ class LightGBM(Trees):
             for part in (~rows.held, rows.held)
         )
         trees = list[tuple[int, Tree]]()
-        for index, alpha in enumerate([{"alpha": level} for level in task.quantiles] or [{}]):
+        for index, alpha in enumerate([{"alpha": level} for level in task.quantiles] or [{"alpha": task.delta}]):
             stop: list[Any] = [lightgbm.early_stopping(PATIENCE, verbose=False), self._end]
             booster = lightgbm.train(options | alpha, train, TREES, valid_sets=[valid], callbacks=stop)
             for number, tree in enumerate(booster.dump_model()["tree_info"]):

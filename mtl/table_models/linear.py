@@ -61,7 +61,7 @@ class Linear(TableModel):
             def loss(optimizer: Any = optimizer, penalty: float = penalty) -> Tensor:
                 optimizer.zero_grad()
                 size = (table.square().sum() + weight.square().sum()) / (2 * len(ids))
-                value = self._losses(ids, numbers.double(), train).sum() + penalty * size
+                value = self._losses(ids, numbers.double(), train).nansum() + penalty * size
                 value.backward()
                 return value
 
@@ -72,6 +72,7 @@ class Linear(TableModel):
                 parameter.requires_grad_(False)
             inputs = join_columns(self.columns, valid.inputs)
             losses = self._losses(inputs[0], inputs[1].double(), valid)
+            losses = losses.nan_to_num(penalty)  # without labels the last penalty, the smallest, is the best
             losses = losses.repeat_interleave(torch.tensor([task.outputs for task in self.tasks]))
             best = {n: torch.where(losses < lowest, value, best.get(n, value)) for n, value in parameters.items()}
             lowest = losses.minimum(lowest)
@@ -85,7 +86,7 @@ class Linear(TableModel):
             {task.name: task for task in self.tasks},
         )
         names, totals, counts = task_loss_sums(tasks, outputs, rows.targets, rows.weights)
-        means = dict(zip(names, totals / counts.clamp(min=1), strict=True))
+        means = dict(zip(names, totals / counts, strict=True))  # NaN without labels
         return torch.stack([means[name] for name in tasks])
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -90,8 +90,9 @@ class Trees(TableModel):
         for task in self.tasks:
             biases: Sequence[float] = task.constant if task.name in names else [0.0] * task.outputs
             labelled = _labelled(task, rows)
-            differ, held = len(np.unique(labelled.y[~labelled.held])) > 1, labelled.held.any()
-            if task.name in names and len(labelled.y) >= MIN_LABELS and differ and held:
+            differ = len(np.unique(labelled.y[~labelled.held])) > 1
+            counts = all(labelled.weight[part].sum() > 0 for part in (labelled.held, ~labelled.held))
+            if task.name in names and len(labelled.y) >= MIN_LABELS and differ and counts:
                 new, biases = self.grow(task, labelled)
                 trees += [(len(bias) + output, tree) for output, tree in new]
             bias += biases
@@ -107,5 +108,10 @@ def _labelled(task: TaskSpec, rows: Batch) -> Rows:
     if task.kind == "regression":  # of a Poisson loss, the rate in units of the mean
         y = y / torch.tensor(task.mean).exp() if task.loss == "poisson" else task.standardize(y)
     kept = ~held | torch.isin(y, y[~held]) if task.kind != "regression" else torch.ones_like(held)
-    arrays = (rows.inputs["ids"], rows.inputs["numbers"], y, rows.weights.get(task.name, torch.ones(len(y))), held)
+    weight = rows.weights.get(task.name, torch.ones(len(y)))
+    if task.kind == "binary":
+        weight = weight * torch.where(y == 1, task.pos_weight, 1.0)
+    elif task.class_weights:
+        weight = weight * torch.tensor(task.class_weights)[y]
+    arrays = (rows.inputs["ids"], rows.inputs["numbers"], y, weight, held)
     return Rows(*(array[kept].numpy() for array in arrays))

@@ -17,7 +17,6 @@ from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
 from mtl.predictions import class_names
 from mtl.report.runs import read_results
-from mtl.training.measurements import NETWORK
 from mtl.types import TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -79,7 +78,8 @@ def _metadata(model: TrainedModel, results: Any, name: str) -> str:
     """Return the metadata that model hubs read; each value is JSON, which is YAML too."""
     results_by_task = []
     for task in model.spec.tasks:
-        metrics = results.measured.by_model().filter(task=task.name).select("metric", NETWORK).drop_nulls()
+        table = results.measured.by_model().filter(task=task.name)
+        metrics = table.select("metric", results.measured.in_use).drop_nulls()
         values = [{"type": metric, "value": value} for metric, value in metrics.rows()]
         about = {"type": KINDS.get(task.kind, "other"), "name": task.name}
         dataset = {"type": "tabular", "name": ", ".join(results.data.files) or "unnamed"}

@@ -139,6 +139,9 @@ class TrainedModel:
             if experts:
                 for key, weights in self._weights(batch.inputs, output):
                     used.setdefault(key, []).append(experts_used(weights))
+        require(
+            not experts or bool(used) or not values, "experts: this network has none; train one with gate=comet, say"
+        )
         table: dict[str, pl.Series] = {}
         for task in specs:
             value = torch.cat(values.get(task.name, [predictions.empty(task)]))
@@ -251,6 +254,8 @@ class TrainedModel:
 
     def margins(self, level: float, tasks: Sequence[TaskSpec]) -> dict[str, float]:
         """Return ``TaskSpec.interval_margin`` of the regressions among ``tasks``. Raises InputError."""
+        blended = f"interval={level:g}: intervals are those of the blend; use it, without model={self.model_name}"
+        require("model" not in self.stored, blended)
         level, numbers = valid(OpenFraction, level, "interval"), [task for task in tasks if task.kind == "regression"]
         require(bool(numbers), f"interval={level:g}: none of the tasks is a regression, so there are no intervals")
         return {task.name: task.interval_margin(level) for task in numbers}
@@ -334,9 +339,9 @@ def load(
         return model_of(checkpoint, config_to_load(checkpoint, trust), device, model)
     require(network is not None and data is not None, "give network and data together, or neither")
     assert network is not None
-    checkpoint = read(path)
+    checkpoint = _only(read(path), model)
     data.load_state_dict(checkpoint.data())
-    return _model(checkpoint, network, data, device, model)
+    return _model(checkpoint, network, data, device)
 
 
 def model_of(
@@ -348,7 +353,7 @@ def model_of(
         data: Any = build.build_data(cfg)
         data.load_state_dict(checkpoint.data())
         network = build.build_network(cfg, checkpoint.calibrated(data.spec), load_pretrained=False)
-    return _model(checkpoint, network, data, device, model)
+    return _model(checkpoint, network, data, device)
 
 
 def _only(checkpoint: Checkpoint, model: str | None) -> Checkpoint:
@@ -361,13 +366,13 @@ def _only(checkpoint: Checkpoint, model: str | None) -> Checkpoint:
     )
     if model in (None, default):
         return checkpoint
-    alone = blend | {"weights": {NETWORK: 0.0, model: 1.0}} if model != NETWORK else {}
-    return Checkpoint({**checkpoint, "blend": alone, "calibration": {}, "predicted": {}}, checkpoint.path)
+    weights = {task: {NETWORK: 0.0, model: 1.0} for task in blend.get("weights", ())}
+    alone = blend | {"weights": weights} if model != NETWORK else {}
+    changed = {"blend": alone, "calibration": {}, "predicted": {}, "model": model}
+    return Checkpoint({**checkpoint, **changed}, checkpoint.path)
 
 
-def _model(
-    checkpoint: Checkpoint, network: Any, data: Any, device: str | torch.device | None, model: str | None
-) -> TrainedModel:
+def _model(checkpoint: Checkpoint, network: Any, data: Any, device: str | torch.device | None) -> TrainedModel:
     """Return the trained model with the weights of ``checkpoint`` in ``network``; ``data`` has its state."""
     spec = checkpoint.calibrated(data.spec)
     with restoring(checkpoint):
@@ -389,7 +394,7 @@ def _model(
     if not metrics:
         tested = _tested(checkpoint.path)
         metrics = {name: _own(tested, spec.tasks, name) for name in tested.models()}
-    name, stored = model or (BLEND if blend else NETWORK), {**stored, "state_dict": state}
+    name, stored = checkpoint.get("model", BLEND if blend else NETWORK), {**stored, "state_dict": state}
     return TrainedModel(network, spec, encoder, place, stored, labelled, metrics, name)
 
 

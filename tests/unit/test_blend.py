@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mtl.cli.use import predict as predict_command
 from mtl.files.run_files import read_json
 from mtl.pipeline.run import run
 from mtl.report.baseline_comparison import compare_with_baselines
-from mtl.table_models.blend import STEPS, choose_weights, compositions
+from mtl.table_models.blend import PRIOR, STEPS, choose_weights
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import Measurements
 from mtl.types import TaskSpec
@@ -35,17 +36,13 @@ def predicted(label: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor |
     return LabeledPredictions(outputs, label, row_id=torch.arange(len(label)), output=outputs, **weights)
 
 
-def test_weights_have_the_smallest_sum_of_relative_losses() -> None:
+def test_weights_are_the_mean_of_the_grid_by_relative_losses() -> None:
     """Against a search that is written anew in numpy, for two kinds of tasks, one of them with weights of rows."""
     draw = np.random.default_rng(0)
     signal, weight = draw.normal(size=300), draw.uniform(0.2, 2, 300)
     labels = {"click": draw.random(300) < expit(signal), "price": 3 + 2 * (signal + 0.3 * draw.normal(size=300))}
-    outputs = {
-        name: {
-            model: signal + noise * draw.normal(size=300) for model, noise in zip(MODELS, (0.6, 0.5, 0.7), strict=True)
-        }
-        for name in labels
-    }
+    noises = dict(zip(MODELS, (0.6, 0.5, 0.7), strict=True))
+    outputs = {n: {m: signal + noise * draw.normal(size=300) for m, noise in noises.items()} for n in labels}
     rows = {
         model: {
             "click": predicted(torch.tensor(labels["click"]).long(), torch.tensor(outputs["click"][model])),
@@ -53,43 +50,45 @@ def test_weights_have_the_smallest_sum_of_relative_losses() -> None:
         }
         for model in MODELS
     }
-    losses = {}
-    for parts in itertools.product(range(STEPS + 1), repeat=3):
-        if sum(parts) == STEPS:
-            mixed = {n: sum(p / STEPS * by[m] for p, m in zip(parts, MODELS, strict=True)) for n, by in outputs.items()}
-            log_loss = np.logaddexp(0, np.where(labels["click"], -mixed["click"], mixed["click"])).mean()
-            squares = weight * (mixed["price"] - (labels["price"] - 3) / 2) ** 2
-            losses[parts] = np.array([log_loss, squares.mean()])
-    least = np.min([*losses.values()], 0)
-    best = min(losses, key=lambda parts: float((losses[parts] / least).sum()))
-    weights = choose_weights([CLICK, PRICE], rows)
-    assert [weights.get(model, 0.0) * STEPS for model in MODELS] == pytest.approx(best)
-    assert min(best) > 0
+    grid, losses = [parts for parts in itertools.product(range(STEPS + 1), repeat=3) if sum(parts) == STEPS], []
+    for parts in grid:
+        mixed = {n: sum(p / STEPS * by[m] for p, m in zip(parts, MODELS, strict=True)) for n, by in outputs.items()}
+        log_loss = np.logaddexp(0, np.where(labels["click"], -mixed["click"], mixed["click"])).mean()
+        squares = weight * (mixed["price"] - (labels["price"] - 3) / 2) ** 2
+        losses.append([log_loss, squares.mean()])
+    relative = np.array(losses) / np.min(losses, 0)  # [G, tasks]
+    chosen = choose_weights([CLICK, PRICE, replace(CLICK, name="unlabelled")], rows)
+    for index, task in enumerate(["click", "price", "unlabelled"]):
+        evidence = 300 * relative[:, index] if index < 2 else 0.0
+        score = -(evidence + PRIOR * relative.mean(1)) / 2
+        likely = np.exp(score - score.max())
+        expected = (likely[:, None] * np.array(grid)).sum(0) / likely.sum() / STEPS
+        assert [*chosen[task]] == [*MODELS]
+        assert [*chosen[task].values()] == pytest.approx(expected, abs=1e-9)
 
 
-def test_ties_go_to_fewer_models_and_the_first() -> None:
-    label, output = torch.tensor([0, 1, 1]), torch.tensor([-1.0, 2.0, 0.5])
-    same = {model: {"click": predicted(label, output)} for model in MODELS}
-    assert choose_weights([CLICK], same) == {"network": 1.0}
-    assert choose_weights([CLICK], {model: {} for model in MODELS}) == {"network": 1.0}  # no labels
-    broken = {**same, "linear": {"click": predicted(label, output * torch.inf)}}
-    assert choose_weights([CLICK], broken) == {"network": 1.0}
-    assert len([*compositions(STEPS, 3)]) == 66
+def test_models_that_are_no_use_have_no_weight() -> None:
+    label = (torch.arange(900) % 3 == 0).long()
+    output = 2.0 * label - 1
+    right, wrong, infinite = ({"click": predicted(label, value)} for value in (output, -output, output * torch.inf))
+    alone = {"network": 1.0}
+    assert choose_weights([CLICK], {"network": right, "linear": wrong, "lightgbm": infinite}) == {"click": alone}
+    assert choose_weights([CLICK], {"network": wrong, "linear": right}) == {"click": {"network": 0.0, "linear": 1.0}}
+    assert choose_weights([CLICK], {model: {} for model in MODELS}) == {"click": alone}  # no labels
+    equal = choose_weights([CLICK], dict.fromkeys(MODELS, right))["click"]
+    assert equal == pytest.approx(dict.fromkeys(MODELS, 1 / 3))
 
 
 def test_a_task_after_another_counts_where_that_one_is_positive() -> None:
     buy, draw = TaskSpec("buy", "binary", after="click"), torch.Generator().manual_seed(0)
-    click = (torch.rand(100, generator=draw) < 0.5).long()
-    label = click * (torch.rand(100, generator=draw) < 0.5).long()
-    right, wrong = (2.0 * label - 1).double(), torch.randn(100, generator=draw).double()
+    click = (torch.rand(4000, generator=draw) < 0.5).long()
+    label = click * (torch.rand(4000, generator=draw) < 0.5).long()
+    right, wrong = (4.0 * label - 2).double(), torch.randn(4000, generator=draw).double()
     by_model = {
-        "network": {
-            "click": predicted(click, wrong),
-            "buy": predicted(label, torch.where(click == 1, right, -9.0 * right)),
-        },
+        "network": {"click": predicted(click, wrong), "buy": predicted(label, torch.where(click == 1, right, -right))},
         "linear": {"click": predicted(click, wrong), "buy": predicted(label, torch.where(click == 1, wrong, right))},
     }
-    assert choose_weights([CLICK, buy], by_model) == {"network": 1.0}
+    assert choose_weights([CLICK, buy], by_model)["buy"]["network"] > 0.95
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_shows_all_models_and_its_weights(folder: Path) -> None:
     record = read_json(folder / "results.json")
-    assert sum(record["blend"].values()) == pytest.approx(1)
+    assert [sum(weights.values()) for weights in record["blend"].values()] == pytest.approx([1] * 3)
     assert {"network", "constant", "linear", "lightgbm", "blend"} <= record["numbers"]["test"].keys()
     assert record["advice"][0].startswith("Predictions are those of a blend of network ")
     assert len(pl.read_parquet(folder / "predictions.parquet")["model"].unique()) == 5
@@ -114,7 +113,7 @@ def test_a_model_is_the_weighted_mean_of_its_models(folder: Path) -> None:
     outputs = {name: mtl.load(folder, model=name).network(blend.encode(rows)).predictions for name in MODELS}
     mixed = blend.network(blend.encode(rows)).predictions
     for task, values in mixed.items():
-        mean = sum(weights.get(name, 0.0) * outputs[name][task] for name in MODELS)
+        mean = sum(weights[task].get(name, 0.0) * outputs[name][task] for name in MODELS)
         assert torch.allclose(values, mean, atol=1e-6)
     assert blend.metrics == read_metrics(folder, "blend")
     assert mtl.load(folder, model="linear").metrics == read_metrics(folder, "linear")
@@ -152,12 +151,11 @@ def test_saved_and_tested_again_it_predicts_alike(folder: Path, tmp_path: Path, 
 
 def test_a_network_of_weight_0_is_said() -> None:
     numbers = {"blend": {"a/auroc": 0.8}, "network": {"a/auroc": 0.7}, "blend - network": {"a/auroc": [0.1, 0.01]}}
-    lines = compare_with_baselines(
-        Measurements.from_plain({"test": numbers}), {"a": "auroc"}, {"network": 0.0, "linear": 1.0}
-    )
+    weights = {"a": {"network": 0.0, "linear": 1.0}}
+    lines = compare_with_baselines(Measurements.from_plain({"test": numbers}), {"a": "auroc"}, weights)
     assert lines == [
-        "Predictions are those of a blend of network 0, linear 1, which the validation rows chose.",
-        "The weight of the network is 0: on these rows the other models predict as well without it.",
+        "Predictions are those of a blend of network 0.00, linear 1.00, which the validation rows chose.",
+        "The weight of the network is 0: on the validation rows the other models predict as well without it.",
         "Against network on these test rows: the blend is better in a.",
     ]
 

@@ -242,7 +242,7 @@ def test_narrow_levels_do_not_cross() -> None:
 @torch.no_grad()
 def test_all_ways_to_use_a_model_give_the_same_numbers(folder: Path, model: Any, tmp_path: Path) -> None:
     """Those of the blend of all models, and of one of them alone."""
-    assert model.network.weights["linear"] > 0
+    assert model.network.weights["clicked"]["linear"] > 0
     assert {task.name for task in model.spec.tasks if task.calibration} >= {"clicked", "minutes", "price"}
     rows = visits(300, seed=1)
     found = model.predict(rows, interval=0.9)
@@ -328,7 +328,8 @@ def test_without_the_option_probabilities_stay_as_they_are(folder: Path) -> None
     known = {task.name for task in model.spec.tasks if task.calibration is not None}
     assert known == {"minutes", "price"}
     weights, others = (m.network.state_dict() for m in (model, mtl.load(folder)))
-    assert all(torch.equal(value, others[name]) for name, value in weights.items() if torch.is_tensor(value))
+    for name, value in weights.items():  # sums of the linear model depend on where tensors lie in memory
+        torch.testing.assert_close(value, others[name], atol=1e-7 * ("linear" in name), rtol=0)
 
 
 def test_a_resumed_run_is_calibrated_as_one_that_was_not_stopped(tmp_path: Path) -> None:
