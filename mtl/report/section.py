@@ -77,8 +77,8 @@ def baselines_of(runs: Runs) -> Table | None:
         means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
     note = (
-        f"Means over the runs. Models of a table learn from at most {MAX_ROWS:,} training rows. The other tables compare "
-        "networks, also of runs that predict with a blend."
+        f"Means over the runs. Models of a table learn from at most {MAX_ROWS:,} training rows. The other tables "
+        "compare networks, also of runs that predict with a blend."
     )
     return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
 
