@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from scipy.special import expit
 
 import mtl
+from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.cli.use import predict as predict_command
 from mtl.files.run_files import read_json
@@ -168,3 +170,39 @@ def test_a_time_limit_ends_the_training_and_leaves_models_out(caplog: pytest.Log
     caplog.clear()
     mtl.fit(visits(), TASKS, time_limit=600.0, **QUICK | {"blend": ["linear"]})
     assert "time_limit" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda blend: blend.pop("weights"),
+        lambda blend: blend["weights"]["clicked"].update(network=5.0),
+        lambda blend: blend["weights"]["clicked"].update(other=0.0),
+        lambda blend: blend["models"]["linear"].clear(),
+        lambda blend: blend["models"]["linear"]["table"].fill_(torch.nan),
+        lambda blend: blend["models"]["lightgbm"]["forests.0.value"].fill_(torch.inf),
+        lambda blend: blend["models"]["linear"].update(bias=torch.zeros(1, 2, 3)),
+    ],
+)
+def test_a_forged_blend_is_one_message(forge: Any, folder: Path, tmp_path: Path) -> None:
+    content = copy.deepcopy(dict(read(folder)))
+    forge(content["blend"])
+    torch.save(content, tmp_path / "forged.ckpt")
+    with pytest.raises(InputError, match=r"checkpoint .*forged.ckpt is damaged or not of this program"):
+        mtl.load(tmp_path / "forged.ckpt")
+    with pytest.raises(InputError, match=r"checkpoint .*forged.ckpt is damaged or not of this program"):
+        run(resume_small(tmp_path / "forged.ckpt", tmp_path / "again", evaluate=True))
+
+
+def test_what_was_learnt_after_the_training_is_in_the_checkpoint_that_is_used(tmp_path: Path) -> None:
+    options = {"test_checkpoint": "last", "blend": "auto", "folder": tmp_path / "run"}
+    model = mtl.fit(visits(), TASKS, **QUICK | options)
+    assert mtl.load(tmp_path / "run").predict(visits(50, seed=1)).equals(model.predict(visits(50, seed=1)))
+
+
+def test_one_model_alone_keeps_its_metrics_and_has_no_intervals(folder: Path, tmp_path: Path) -> None:
+    linear = mtl.load(folder, model="linear")
+    linear.save(tmp_path / "linear.ckpt")
+    assert mtl.load(tmp_path / "linear.ckpt").metrics == linear.metrics
+    with pytest.raises(InputError, match=r"intervals are those of the blend; use it, without model=linear"):
+        linear.predict(visits(50), interval=0.9)

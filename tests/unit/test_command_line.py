@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from mtl.checks import InputError
 from mtl.cli import main, reproduce, share, train, tune
 from mtl.cli.command_line import read_line
 from mtl.cli.study import start
-from mtl.config.compose import CONF, composed, opened, split_overrides
+from mtl.config.compose import CONF, composed, opened, split_overrides, with_default_recipe
 from mtl.config.patterns import with_columns
 from mtl.pipeline.next_commands import next_commands
 from mtl.runs.commands import CommandLine, config_dirs
@@ -170,3 +171,36 @@ def test_a_terminal_is_told_why_nothing_happens_at_first(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     main.main(words)
     assert capsys.readouterr().err == "loading PyTorch (a few seconds) ...\n" * said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_quick"),
+    [
+        (["data=table"], True),
+        (["data=table", "seed=1,2", "recipe.dropout=0.1", "optimizer.lr=1e-3", "ckpt=null", "schedule=none"], True),
+        (["data=mine"], True),
+        (["data=table,mine"], True),
+        (["data=other"], False),  # its file chooses a recipe
+        (["data=table,movielens"], False),
+        ([], False),
+        *((["data=table", word], False) for word in ("gate=comet", "recipe=table", "network=mmoe", "gate.k=4")),
+        *(
+            (["data=table", word], False)
+            for word in ("recipe.k=4", "experts=ffn", "ckpt=RUN", "experiment=books_comet")
+        ),
+    ],
+)
+def test_a_table_has_its_recipe_where_nothing_is_chosen(overrides: list[str], is_quick: bool, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.yaml").write_text("defaults: [table, _self_]\n")
+    (tmp_path / "data" / "other.yaml").write_text("defaults: [table, {override /recipe: mine}]\n")
+    added = ["recipe=table_quick"] if is_quick else []
+    assert with_default_recipe(overrides, [f"file://{tmp_path}"]) == [*overrides, *added]
+
+
+def test_a_run_that_starts_from_another_recipe_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    overrides = ["data=table", f"start_from={tmp_path}"]
+    for recipe, added in (("table_quick", ["recipe=table_quick"]), ("table", [])):
+        (tmp_path / "command.json").write_text(json.dumps({"choices": {"recipe": recipe}}))
+        assert with_default_recipe(overrides) == [*overrides, *added]
