@@ -606,7 +606,8 @@ ordered target statistics in place of its own ones there, which cost .004 on six
 show what averaging does by itself; their weights were chosen by the same rule in a second program. One thread each;
 CPU seconds grow with the other load of the machine, so compare them roughly. The
 tables are described in `benchmarks/tables`. One default was not chosen without the first half: taking whole numbers
-with up to 8 values for categories alone was given up when it made the ensembles worse there. By
+with up to 8 values for categories alone was given up when it made the ensembles worse there. What else was tried for
+the blend is in [blend_candidates.md](blend_candidates.md). By
 `python benchmarks/real_tables.py`; all numbers: [real_tables.csv](real_tables.csv).
 """
 

@@ -263,6 +263,6 @@ def choose_batch_size(rows: int) -> int:
     """Return the rows of a step: a power of two near a twelfth of the training ``rows``, from 32 to 512.
 
     Small tables need more steps in an epoch than large ones; chosen on ten tables, see
-    benchmarks/accuracy/real_tables.md.
+    benchmarks/accuracy/blend_candidates.md.
     """
     return int(2 ** min(max(round(math.log2(max(rows, 1) / 12)), 5), 9))

@@ -69,8 +69,8 @@ def choose_weights(
     these over the tasks. The weights of a task with n labels are the mean of the grid's points w, weighted by exp(-(n
     r_t(w) + m r(w)) / 2), where m is PRIOR or, if it is less, the number of all labels: points that few rows cannot
     tell apart count alike, and a task with few labels has the weights of the table (measured beside other rules in
-    benchmarks/accuracy/real_tables.md). ``rows_by_model[model][task]``: the same labelled rows for each model, with its
-    ``output``. A task's weights have the network, and each other model whose weight is not 0.
+    benchmarks/accuracy/blend_candidates.md). ``rows_by_model[model][task]``: the same labelled rows for each model,
+    with its ``output``. A task's weights have the network, and each other model whose weight is not 0.
     """
     models = list(rows_by_model)
     grid = torch.tensor([*compositions(STEPS, len(models))]).double() / STEPS  # [G, models]

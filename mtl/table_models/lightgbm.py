@@ -15,7 +15,7 @@ from mtl.types import TaskSpec
 
 COLUMNS = 50  # that a tree reads of a wide table, within limits
 PATIENCE = 100  # trees in a row that do not lower the loss of the held-out rows: no more are grown, these are dropped
-# Chosen on ten tables, see benchmarks/accuracy/real_tables.md
+# Chosen on ten tables, see benchmarks/accuracy/blend_candidates.md
 OPTIONS = {
     **{"learning_rate": 0.03, "num_leaves": 15, "min_child_samples": 10},
     **{"subsample": 0.8, "bagging_freq": 1, "reg_lambda": 3.0, "max_bin": 63},
