@@ -449,7 +449,8 @@ def changed(results: pl.DataFrame) -> list[str]:
     means = means.group_by("table", "contender", maintain_order=True).mean()
     for name, when in (
         (BEFORE, "at 2d9bf27, before the other half was used to choose its options,"),
-        ("mixture", "now"),
+        ("mixture", "with `recipe=table` after it"),
+        ("network", "with `recipe=table_quick`, the default of today, without its blend"),
     ):
         places, mean = ranks(means, name), means.filter(pl.col("contender") == name)["score"].mean()
         shown.append(f"{when} {interval(places)}, first on {int((places == 1).sum())}, mean score {mean:.4f}")
