@@ -71,7 +71,8 @@ class AfterTraining(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note whether the time limit ended the training; the test restores the state of callbacks."""
-        timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it without declaring it
+        timers = [callback for callback in callbacks if isinstance(callback, Timer)]
         self._ended = trainer.current_epoch < (trainer.max_epochs or 0) and any(
             (timer.time_remaining() or 0) <= 0 for timer in timers
         )

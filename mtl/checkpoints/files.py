@@ -53,6 +53,7 @@ class Content(StrictModel, extra="ignore"):
     calibration: dict[str, dict[str, Any]] = Field(default_factory=dict)
     blend: dict[str, Any] = Field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    model: str = ""
     parts: Parts | None = None
 
 

@@ -5,9 +5,10 @@ Models that are unlike each other make different errors, which the mean cancels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -73,7 +74,8 @@ def choose_weights(
     with its ``output``. A task's weights have the network, and each other model whose weight is not 0.
     """
     models = list(rows_by_model)
-    grid = torch.tensor([*compositions(STEPS, len(models))]).double() / STEPS  # [G, models]
+    points = product(range(STEPS + 1), repeat=len(models))
+    grid = torch.tensor([point for point in points if sum(point) == STEPS]).double() / STEPS  # [G, models]
     relative, labels = dict[str, Tensor](), dict[str, int]()
     for task in tasks:
         rows = [labelled_after(task, rows_by_model[model]) for model in models]
@@ -107,16 +109,6 @@ def mean_loss(task: TaskSpec, output: Tensor, rows: LabeledPredictions) -> Tenso
     weights = {task.name: rows.weight} if rows.weight.dim() else None
     _, totals, counts = task_loss_sums({task.name: alone}, {task.name: output}, {task.name: label}, weights)
     return totals[0] / counts[0].clamp(min=1)
-
-
-def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield all lists of ``parts`` whole numbers of at least 0 whose sum is ``total``."""
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(total, -1, -1):
-        for rest in compositions(total - first, parts - 1):
-            yield first, *rest
 
 
 def mean_weights(weights: Weights) -> dict[str, float]:

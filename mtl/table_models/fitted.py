@@ -25,7 +25,7 @@ SUM_ERROR = 1e-6  # of weights that add up to 1
 class FittedModels:
     """The models of a table beside the network, by name, and how they are blended.
 
-    ``weights``: those of the blend, see ``mtl.table_models.blend.choose_weights``; empty before they are chosen.
+    ``weights``: those of the blend, see ``mtl.table_models.blend.choose_weights``; the network alone before they are chosen.
     ``tasks``: those of the blend, with its calibrations.
     """
 
@@ -51,10 +51,11 @@ class FittedModels:
                     model = MODELS[name](spec.tasks, spec.inputs)
                     model.deadline = deadline
                     model.fit(*rows)
-                    if time.monotonic() < deadline:  # else it has not learnt all that it could
+                    if time.monotonic() < deadline and is_finite(model):  # else it has not learnt what it could
                         fitted[name] = model
         states = {name: model.state_dict() for name, model in fitted.items()}
-        return cls.restore({"models": gather(states)[0], "weights": {}}, spec)
+        alone = {task.name: {NETWORK: 1.0} for task in spec.tasks}  # until the weights are chosen
+        return cls.restore({"models": gather(states)[0], "weights": alone}, spec)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds, plain data and tensors; {} without models."""
@@ -90,15 +91,21 @@ def _of_conditional_tasks(rows: Batch, tasks: Sequence[TaskSpec]) -> Batch:
 @torch.no_grad()
 def check_models(models: Mapping[str, TableModel], weights: Weights, spec: DataSpec) -> None:
     """Raise ValueError unless all numbers are finite, the weights of each task add up to 1, and a row is predicted."""
-    for name, of_task in weights.items():
-        total = sum(of_task.values())
-        if not of_task.keys() <= {NETWORK, *models} or min(of_task.values()) < 0 or abs(total - 1) > SUM_ERROR:
-            raise ValueError(f"the blend of task {name} has the weights {of_task}")
+    for task in spec.tasks:
+        of_task = weights[task.name]
+        is_one = abs(sum(of_task.values()) - 1) <= SUM_ERROR  # false for NaN
+        if not of_task.keys() <= {NETWORK, *models} or min(of_task.values()) < 0 or not is_one:
+            raise ValueError(f"the blend of task {task.name} has the weights {of_task}")
     row = {name: torch.zeros(1, *_shape(column), dtype=_dtype(column)) for name, column in spec.inputs.items()}
     for name, model in models.items():
-        numbers = [value for value in model.state_dict().values() if value.is_floating_point()]
-        if not all(bool(value.isfinite().all()) for value in [*numbers, *model(row).values()]):
+        model(row)
+        if not is_finite(model):
             raise ValueError(f"a number of the model {name} is NaN or infinite")
+
+
+def is_finite(model: TableModel) -> bool:
+    """Return whether all numbers that ``model`` has learnt are finite; those of few rows may not be."""
+    return all(bool(value.isfinite().all()) for value in model.state_dict().values() if value.is_floating_point())
 
 
 def _shape(column: Any) -> tuple[int, ...]:

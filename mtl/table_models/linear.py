@@ -46,11 +46,11 @@ class Linear(TableModel):
         train, valid = hold_out(train, valid)
         ids, numbers = join_columns(self.columns, train.inputs)
         bias = join_constants(self.tasks).double()
-        learnt = torch.zeros(self.size, dtype=torch.bool)
-        learnt[(ids + self.start).flatten()] = True
-        learnt[self.padding] = False
-        table, weight = bias.new_zeros(int(learnt.sum()) + 1, len(bias)), bias.new_zeros(numbers.shape[1], len(bias))
-        super().load_learned({"row": learnt.cumsum(0) * learnt, "table": table, "weight": weight, "bias": bias})
+        occurs = torch.zeros(self.size, dtype=torch.bool)
+        occurs[(ids + self.start).flatten()] = True
+        occurs[self.padding] = False
+        table, weight = bias.new_zeros(int(occurs.sum()) + 1, len(bias)), bias.new_zeros(numbers.shape[1], len(bias))
+        super().load_learned({"row": occurs.cumsum(0) * occurs, "table": table, "weight": weight, "bias": bias})
         parameters = {"bias": bias, "table": table, "weight": weight}
         best, lowest = dict[str, Tensor](), torch.tensor(torch.inf)
         for penalty in PENALTIES:  # each begins at the solution of the one before

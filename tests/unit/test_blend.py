@@ -178,6 +178,8 @@ def test_a_time_limit_ends_the_training_and_leaves_models_out(caplog: pytest.Log
         lambda blend: blend.pop("weights"),
         lambda blend: blend["weights"]["clicked"].update(network=5.0),
         lambda blend: blend["weights"]["clicked"].update(other=0.0),
+        lambda blend: blend["weights"]["clicked"].update(network=float("nan")),
+        lambda blend: blend["weights"].pop("clicked"),
         lambda blend: blend["models"]["linear"].clear(),
         lambda blend: blend["models"]["linear"]["table"].fill_(torch.nan),
         lambda blend: blend["models"]["lightgbm"]["forests.0.value"].fill_(torch.inf),
@@ -206,3 +208,11 @@ def test_one_model_alone_keeps_its_metrics_and_has_no_intervals(folder: Path, tm
     assert mtl.load(tmp_path / "linear.ckpt").metrics == linear.metrics
     with pytest.raises(InputError, match=r"intervals are those of the blend; use it, without model=linear"):
         linear.predict(visits(50), interval=0.9)
+
+
+def test_a_model_that_learns_nothing_finite_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run ends well, and its checkpoint is read."""
+    monkeypatch.setattr("mtl.table_models.linear.PENALTIES", (float("nan"),))
+    folder = tmp_path / "run"
+    assert "linear" not in mtl.fit(visits(), TASKS, folder=folder, **QUICK | {"blend": "auto"}).metrics_by_model
+    assert mtl.load(folder).model_name == "blend"
