@@ -25,7 +25,7 @@ SUM_ERROR = 1e-6  # of weights that add up to 1
 class FittedModels:
     """The models of a table beside the network, by name, and how they are blended.
 
-    ``weights``: those of the blend, see ``mtl.table_models.blend.choose_weights``; the network alone before they are chosen.
+    ``weights``: those of the blend, see ``mtl.table_models.blend.choose_weights``; at first, the network alone.
     ``tasks``: those of the blend, with its calibrations.
     """
 
