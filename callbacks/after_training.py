@@ -140,8 +140,8 @@ class AfterTraining(Callback):
 
 
 def update(evaluation: Evaluation, outputs: Mapping[str, Tensor], batch: Batch) -> None:
-    """Add to ``evaluation`` what a model returned for ``batch``, perhaps for more tasks and on another device."""
-    by_task = {task: outputs[task].to(target.device) for task, target in batch.targets.items()}
+    """Add to ``evaluation`` what a model returned for ``batch``, perhaps for other tasks too and on another device."""
+    by_task = {task: outputs[task].to(label.device) for task, label in batch.targets.items() if task in outputs}
     evaluation.update(by_task, batch.targets, batch.row_ids, batch.weights, batch.groups)
 
 

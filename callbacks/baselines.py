@@ -22,6 +22,8 @@ from mtl.training.metrics import metric_names, value_of
 from mtl.training.module import MultiTaskModule
 from mtl.types import RANKING, TOP, Batch, TaskSpec, metric_family
 
+from .after_training import update
+
 
 class Baselines(Callback):
     """Compute the metrics of a constant prediction, of the module's ``other_models`` and of the blend on the test rows.
@@ -58,8 +60,7 @@ class Baselines(Callback):
             on_cpu = {name: value.cpu() for name, value in outputs["predictions"].items()}
             by_model[BLEND] = blend_outputs(others.weights, {NETWORK: on_cpu, **by_model})
         for name, evaluation in self._evaluations.items():
-            by_task = {n: v.to(pl_module.device) for n, v in by_model[name].items() if n in batch.targets}
-            evaluation.update(by_task, batch.targets, batch.row_ids, batch.weights, batch.groups)
+            update(evaluation, by_model[name], batch)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         for name, evaluation in self._evaluations.items():

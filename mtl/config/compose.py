@@ -70,14 +70,18 @@ def with_default_recipe(overrides: Sequence[str], searched: Iterable[str] = ()) 
 def _starts_from_other(values: Mapping[str, str]) -> bool:
     """Return whether a run starts from one in whose folder another recipe is recorded."""
     folder = resolvers.run_folder(values.get("start_from", "").strip("'\""))
-    return folder is not None and read_json(folder / COMMAND).get("choices", {}).get("recipe", QUICK) != QUICK
+    choices = None if folder is None else read_json(folder / COMMAND).get("choices")
+    return isinstance(choices, Mapping) and choices.get("recipe", QUICK) != QUICK
 
 
 def _is_plain_table(name: str, searched: Iterable[str]) -> bool:
     """Return whether the data file ``name`` is ``table``, or one of the user's whose defaults are ``table`` alone."""
     files = [Path(folder.removeprefix("file://"), "data", f"{name}.yaml") for folder in searched]
-    file: Any = next((OmegaConf.load(file) for file in files if file.is_file()), {})
-    defaults = [entry for entry in file.get("defaults") or () if entry != "_self_"]
+    try:
+        content: Any = next((OmegaConf.to_container(OmegaConf.load(file)) for file in files if file.is_file()), {})
+        defaults = [entry for entry in content["defaults"] if entry != "_self_"]
+    except Exception:  # Hydra says what is wrong with the file
+        defaults = []
     return name == "table" or defaults in (["table"], ["/data/table"])
 
 

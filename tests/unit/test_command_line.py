@@ -181,6 +181,7 @@ def test_a_terminal_is_told_why_nothing_happens_at_first(
         (["data=mine"], True),
         (["data=table,mine"], True),
         (["data=other"], False),  # its file chooses a recipe
+        (["data=broken"], False),  # Hydra says what is wrong with it
         (["data=table,movielens"], False),
         ([], False),
         *((["data=table", word], False) for word in ("gate=comet", "recipe=table", "network=mmoe", "gate.k=4")),
@@ -194,6 +195,7 @@ def test_a_table_has_its_recipe_where_nothing_is_chosen(overrides: list[str], is
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.yaml").write_text("defaults: [table, _self_]\n")
     (tmp_path / "data" / "other.yaml").write_text("defaults: [table, {override /recipe: mine}]\n")
+    (tmp_path / "data" / "broken.yaml").write_text("defaults: [table\n- x: {")
     added = ["recipe=table_quick"] if is_quick else []
     assert with_default_recipe(overrides, [f"file://{tmp_path}"]) == [*overrides, *added]
 
@@ -201,6 +203,7 @@ def test_a_table_has_its_recipe_where_nothing_is_chosen(overrides: list[str], is
 def test_a_run_that_starts_from_another_recipe_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     overrides = ["data=table", f"start_from={tmp_path}"]
-    for recipe, added in (("table_quick", ["recipe=table_quick"]), ("table", [])):
-        (tmp_path / "command.json").write_text(json.dumps({"choices": {"recipe": recipe}}))
+    quick = ["recipe=table_quick"]
+    for choices, added in (({"recipe": "table_quick"}, quick), ({"recipe": "table"}, []), (["forged"], quick)):
+        (tmp_path / "command.json").write_text(json.dumps({"choices": choices}))
         assert with_default_recipe(overrides) == [*overrides, *added]
