@@ -81,13 +81,11 @@ class Linear(TableModel):
 
     def _losses(self, ids: Tensor, numbers: Tensor, rows: Batch) -> Tensor:
         """Return the mean loss of each task, ``[T]``."""
-        outputs, tasks = (
-            split_outputs(self.tasks, self._outputs(ids, numbers)),
-            {task.name: task for task in self.tasks},
-        )
-        names, totals, counts = task_loss_sums(tasks, outputs, rows.targets, rows.weights)
+        tasks_by_name = {task.name: task for task in self.tasks}
+        outputs = split_outputs(self.tasks, self._outputs(ids, numbers))
+        names, totals, counts = task_loss_sums(tasks_by_name, outputs, rows.targets, rows.weights)
         means = dict(zip(names, totals / counts, strict=True))  # NaN without labels
-        return torch.stack([means[name] for name in tasks])
+        return torch.stack([means[name] for name in tasks_by_name])
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return split_outputs(self.tasks, self._outputs(*join_columns(self.columns, inputs)))

@@ -90,9 +90,9 @@ class Trees(TableModel):
         for task in self.tasks:
             biases: Sequence[float] = task.constant if task.name in names else [0.0] * task.outputs
             labelled = _labelled(task, rows)
-            differ = len(np.unique(labelled.y[~labelled.held])) > 1
-            counts = all(labelled.weight[part].sum() > 0 for part in (labelled.held, ~labelled.held))
-            if task.name in names and len(labelled.y) >= MIN_LABELS and differ and counts:
+            has_variation = len(np.unique(labelled.y[~labelled.held])) > 1
+            has_weight = all(labelled.weight[part].sum() > 0 for part in (labelled.held, ~labelled.held))
+            if task.name in names and len(labelled.y) >= MIN_LABELS and has_variation and has_weight:
                 new, biases = self.grow(task, labelled)
                 trees += [(len(bias) + output, tree) for output, tree in new]
             bias += biases
