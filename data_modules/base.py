@@ -106,7 +106,7 @@ class TensorDataModule(LightningDataModule):
 
     def _load(self) -> DataSpec:
         spec, splits = self.load()
-        self.splits = dict(splits)
+        self.splits = {name: part.in_blocks() if isinstance(part, Batch) else part for name, part in splits.items()}
         rows = self.splits.get("train")
         if isinstance(rows, StreamedRows):
             has_constants = all(task.constant for task in spec.tasks)

@@ -160,7 +160,7 @@ class StreamLoader(Resumable):
                 write_rows(batch, rows, part)
             first += count
         assert batch is not None  # positions is not empty
-        return batch
+        return batch.in_blocks()
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class StreamedRows:
 
 def write_rows(batch: Batch, index: Tensor, rows: Batch) -> None:
     """Write ``rows`` to the rows ``index [N]`` of ``batch``."""
-    pairs = zip(batch_tensors(batch), batch_tensors(rows), strict=True)
+    pairs = zip(batch.tensors(), rows.tensors(), strict=True)
     for whole, part in pairs:
         whole[index] = part
 
@@ -215,8 +215,3 @@ def concat_batches(parts: Sequence[Batch]) -> Batch:
         write_rows(whole, torch.arange(first, first + len(part)), part)
         first += len(part)
     return whole
-
-
-def batch_tensors(batch: Batch) -> list[Tensor]:
-    groups = [] if batch.groups is None else [batch.groups]
-    return [*batch.inputs.values(), *batch.targets.values(), *batch.weights.values(), *groups]

@@ -346,7 +346,7 @@ class TableDataModule(TensorDataModule):
             column = self._weight_columns_by_task()[task.name]
             location = f"{rows.source.location}, column {column!r}"
             require(mean > 0, f"{location}: all labels of task {task.name!r} have weight 0")
-            batch.weights[task.name] = (weights / mean).float()
+            batch.weights = {**batch.weights, task.name: (weights / mean).float()}
         return batch
 
     def _columns(self, grouped: bool) -> list[str]:

@@ -60,21 +60,23 @@ def with_earlier(tasks: Iterable[TaskSpec], tasks_by_name: Mapping[str, TaskSpec
     return [task for task in tasks_by_name.values() if task.name in wanted]
 
 
-def joint_logits(tasks: Mapping[str, TaskSpec], predictions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def joint_logits(tasks: Mapping[str, TaskSpec], predictions: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return ``predictions`` with the logit of P(t), ``[B]``, for each task t that is after another.
 
     It is log P - log(1 - P), computed in log space. log P is a sum of logsigmoids. For log(1 - P), log1mexp(log P)
     would do, but its gradient divides 0 by 0 as P approaches 1. Instead, 1 - P = (1 - P(before)) + P(before) (1 - p_t)
     is a sum of terms that are not negative: its logaddexp loses no digits, and values and gradients are finite.
     """
+    later = [name for name in predictions if tasks[name].after is not None]
+    if not later:
+        return predictions
     logits_of = dict(predictions)
-    for name in predictions:
-        if tasks[name].after is not None:
-            logits = [predictions[earlier.name] for earlier in chain(tasks[name], tasks)]
-            first, *rest = [logit.float() if logit.itemsize < 4 else logit for logit in logits]
-            log_p, log_rest = F.logsigmoid(first), F.logsigmoid(-first)
-            for logit in rest:
-                log_rest = torch.logaddexp(log_rest, log_p + F.logsigmoid(-logit))
-                log_p = log_p + F.logsigmoid(logit)
-            logits_of[name] = log_p - log_rest
+    for name in later:
+        logits = [predictions[earlier.name] for earlier in chain(tasks[name], tasks)]
+        first, *rest = [logit.float() if logit.itemsize < 4 else logit for logit in logits]
+        log_p, log_rest = F.logsigmoid(first), F.logsigmoid(-first)
+        for logit in rest:
+            log_rest = torch.logaddexp(log_rest, log_p + F.logsigmoid(-logit))
+            log_p = log_p + F.logsigmoid(logit)
+        logits_of[name] = log_p - log_rest
     return logits_of

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+K = TypeVar("K")
 
 
 def world_size() -> int:
@@ -100,7 +102,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def gather_rows(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_rows(columns: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Return the rows of all processes, in order of rank, in the first process, and nothing in the others.
 
     ``columns [N, ...]`` are on the CPU, as is what is returned; N may differ, and a process may have none.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.types import DataSpec, NetworkOutput, Routing, TaskSpec, sum_losses
 
 
@@ -75,7 +75,8 @@ def select_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list
     if names is None:
         return list(range(len(tasks)))
     requested = set(names)
-    unknown = requested - {task.name for task in tasks}
-    available = ", ".join(task.name for task in tasks)
-    require(not unknown, f"no such task: {', '.join(sorted(unknown))}; there are {available}")
-    return [index for index, task in enumerate(tasks) if task.name in requested]
+    task_ids = [index for index, task in enumerate(tasks) if task.name in requested]
+    if len(task_ids) < len(requested):
+        unknown, available = requested - {task.name for task in tasks}, ", ".join(task.name for task in tasks)
+        raise InputError(f"no such task: {', '.join(sorted(unknown))}; there are {available}")
+    return task_ids

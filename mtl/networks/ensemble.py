@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.networks.base import MultiTaskNetwork
 from mtl.nn.functional import at_least_float32
-from mtl.types import DataSpec, NetworkOutput, Routing, TaskSpec
+from mtl.types import (
+    DataSpec,
+    NetworkOutput,
+    Routing,
+    TaskSpec,
+    TaskTensors,
+    find_places,
+    group_by,
+    stack_tasks,
+)
 
 FEATURES = "\0features"  # the input that holds the output of the bottom that members share
 
@@ -56,23 +65,30 @@ class Ensemble(MultiTaskNetwork):
         if self.bottom is not None:
             inputs = {**inputs, FEATURES: self.bottom(inputs)}
         outputs: list[NetworkOutput] = [member(inputs, tasks) for member in self.members]
+        names = list(outputs[0].predictions)
         tasks_by_name = {task.name: task for task in self.tasks}
-        stacked = {
-            name: torch.stack([output.predictions[name] for output in outputs]) for name in outputs[0].predictions
-        }
+        groups = group_by(names, lambda name: _what_is_alike(tasks_by_name[name])).values()
+        places = find_places(groups, names)
+        stacked = [torch.stack([stack_tasks(output.predictions, group) for output in outputs]) for group in groups]
         routings: dict[str, Routing] = {}
         losses: dict[str, Tensor] = {}
         for index, output in enumerate(outputs):
             routings |= {f"members.{index}.{name}": routing for name, routing in output.routings.items()}
             for name, loss in output.losses.items():
                 losses[name] = losses.get(name, 0.0) + loss / len(outputs)
-        means = {name: mean_prediction(tasks_by_name[name], members) for name, members in stacked.items()}
-        return NetworkOutput(means, routings, losses, members=stacked)
+        first = [tasks_by_name[group[0]] for group in groups]
+        means = [mean_prediction(task, members) for task, members in zip(first, stacked, strict=True)]
+        return NetworkOutput(TaskTensors(places, means), routings, losses, members=TaskTensors(places, stacked, dim=2))
 
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
         """Return the options of the members' parameters."""
         members: Any = self.members
         return {p: options for member in members for p, options in member.parameter_options().items()}
+
+
+def _what_is_alike(task: TaskSpec) -> Hashable:
+    """Return what tasks have in common whose means are computed together."""
+    return task.kind, task.outputs, task.loss == "poisson"
 
 
 def mean_prediction(task: TaskSpec, members: Tensor) -> Tensor:

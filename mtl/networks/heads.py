@@ -12,7 +12,7 @@ from mtl.checks import require
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.gates.joined import task_key
 from mtl.options import Count, Dropout, validated
-from mtl.types import TaskSpec
+from mtl.types import TaskSpec, TaskTensors, find_places, group_by
 
 
 class Heads(nn.Module):
@@ -33,9 +33,8 @@ class Heads(nn.Module):
         self.tasks = list(tasks)
         self.input_dim, self.units, self.dropout = input_dim, list(units), dropout
         self.hidden = StackedDense(len(self.tasks), input_dim, units, dropout)
-        self.members: dict[int, list[int]] = {}  # number of outputs -> indices of the tasks with that number
-        for index, task in enumerate(self.tasks):
-            self.members.setdefault(task.outputs, []).append(index)
+        # By number of outputs, the indices of the tasks with that number
+        self.members = group_by(range(len(self.tasks)), lambda task: self.tasks[task].outputs)
         self.row = {task: row for members in self.members.values() for row, task in enumerate(members)}  # in its group
         self.output = nn.ModuleDict(
             {
@@ -44,23 +43,19 @@ class Heads(nn.Module):
             }
         )
 
-    def forward(self, x: Tensor, task_ids: Sequence[int]) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, task_ids: Sequence[int]) -> TaskTensors:
         """Map ``x [B, len(task_ids), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]`` or ``[B, C]``."""
         hidden = self.features(x, task_ids)
-        predictions: dict[str, Tensor] = {}
-        groups: dict[int, list[int]] = {}  # number of outputs -> columns of the tasks with that number
-        for column, task in enumerate(task_ids):
-            groups.setdefault(self.tasks[task].outputs, []).append(column)
-        for width, columns in groups.items():
+        tasks, blocks = [self.tasks[task] for task in task_ids], []
+        columns_by_width = group_by(range(len(tasks)), lambda column: tasks[column].outputs)
+        for width, columns in columns_by_width.items():
             rows = [self.row[task_ids[column]] for column in columns]
-            taken = hidden if hidden.shape[1] == 1 or len(columns) == len(task_ids) else hidden[:, columns]
+            taken = hidden if hidden.shape[1] == 1 or len(columns) == len(tasks) else hidden[:, columns]
             subset = None if len(rows) == len(self.members[width]) else rows
             outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
-            names = [self.tasks[task_ids[column]].name for column in columns]
-            if width == 1:
-                outputs = outputs.squeeze(-1)
-            predictions |= zip(names, outputs.unbind(1), strict=True)
-        return {self.tasks[task].name: predictions[self.tasks[task].name] for task in task_ids}
+            blocks.append(outputs.squeeze(-1) if width == 1 else outputs)
+        names = [[tasks[column].name for column in columns] for columns in columns_by_width.values()]
+        return TaskTensors(find_places(names, [task.name for task in tasks]), blocks)
 
     def features(self, x: Tensor, task_ids: Sequence[int]) -> Tensor:
         """Return what the output layers read, ``[B, t, H']`` for the t ``task_ids``, after the dense layers, if any."""
@@ -139,10 +134,11 @@ class NoHeads(nn.Module):
         require(not many, f"heads: SumHeads gives one number a task, too little for {', '.join(many)}")
         self.tasks, self.input_dim = list(tasks), input_dim
 
-    def forward(self, x: Tensor, task_ids: Sequence[int]) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, task_ids: Sequence[int]) -> Mapping[str, Tensor]:
         """Map ``x [B, len(task_ids), H]``, or ``[B, 1, H]`` for all, to predictions by name, ``[B]``."""
         totals = (x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)).expand(-1, len(task_ids))
-        return dict(zip((self.tasks[task].name for task in task_ids), totals.unbind(1), strict=True))
+        names = [self.tasks[task].name for task in task_ids]
+        return TaskTensors(find_places([names], names), [totals])
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return no parameters, since there are none."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mtl.distributed import batch_mean
 from mtl.nn.functional import at_least_float32
-from mtl.types import NetworkOutput, TaskSpec
+from mtl.types import NetworkOutput, TaskSpec, TaskTensors, find_places, group_by, stack_tasks
 
 
 class Distillation:
@@ -46,12 +46,21 @@ class Distillation:
         if self.layers:
             losses["distillation_layers"] = self.weight * batch_mean(state_losses(output.hidden, target.hidden))
         if self.predictions:
-            by_task = [
-                prediction_losses(self.tasks[name], prediction, self._converted(name, target.predictions[name]))
-                for name, prediction in output.predictions.items()
-            ]
-            losses["distillation_predictions"] = self.weight * batch_mean(torch.stack(by_task).sum(0))
+            names = list(output.predictions)
+            groups = group_by(names, self._what_is_alike).values()
+            blocks = []
+            for group in groups:
+                prediction, goal = (stack_tasks(part.predictions, group) for part in (output, target))
+                blocks.append(prediction_losses(self.tasks[group[0]], prediction, self._converted(group[0], goal)))
+            by_task = stack_tasks(TaskTensors(find_places(groups, names), blocks), names)  # [B, T]
+            losses["distillation_predictions"] = self.weight * batch_mean(by_task.T.contiguous().sum(0))
         return losses
+
+    def _what_is_alike(self, name: str) -> Hashable:
+        """Return what tasks have in common that are compared in one operation."""
+        task, teacher_task = self.tasks[name], self.teacher_tasks[name]
+        rescaled = name if (task.mean, task.std) != (teacher_task.mean, teacher_task.std) else ""
+        return task.kind, task.outputs, rescaled
 
     def _converted(self, name: str, prediction: Tensor) -> Tensor:
         """Convert the teacher's prediction of a task to the network's mean and standard deviation of the labels."""
@@ -77,7 +86,8 @@ def prediction_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Ten
     """
     prediction, target = at_least_float32(prediction), at_least_float32(target)
     if task.kind == "regression":
-        return (prediction - target).square().reshape(-1, task.outputs).mean(-1)  # over quantiles
+        errors = (prediction - target).square()
+        return errors if task.outputs == 1 else errors.mean(-1)  # over quantiles
     if task.kind == "binary":
         prediction, target = (torch.stack([torch.zeros_like(x), x], -1) for x in (prediction, target))
     if task.kind == "span":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
@@ -17,11 +17,22 @@ from mtl.distributed import gather, gather_rows
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64
 from mtl.training.epoch import LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
-from mtl.training.losses import pinball, task_loss_sums
+from mtl.training.losses import LossSums, pinball
 from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
-from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, has_label, metric_family
+from mtl.types import (
+    RANKING,
+    Batch,
+    NetworkOutput,
+    TaskSpec,
+    group_by,
+    has_label,
+    map_tasks,
+    metric_family,
+    stack_tasks,
+)
 
 Columns = dict[str, Tensor]  # [N, ...] each
+OF_ROWS = ("row_id", "groups")  # columns that all tasks share
 
 
 class Evaluation(KeepsBufferPrecision):
@@ -38,7 +49,10 @@ class Evaluation(KeepsBufferPrecision):
         self.tasks = {task.name: task for task in tasks}
         self.metrics_of = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
-        self._batches: dict[str, list[Columns]] = {name: [] for name in self.tasks}
+        self._loss_sums = LossSums(dict(self.tasks))
+        # Of each batch and each group of tasks that are alike, columns [B, n, ...], but those of OF_ROWS [B]
+        self._blocks: list[tuple[list[str], Columns]] = []
+        self._num_rows = 0  # of all batches
         self._gathered: dict[str, Columns] | None = None  # the rows of all processes, in the first one
         for task in tasks:
             scored = task.kind != "span" or task.scorer is not None
@@ -54,52 +68,63 @@ class Evaluation(KeepsBufferPrecision):
     ) -> None:
         """Add a batch: ``predictions[task]`` as returned by a network, ``targets[task] [B]``.
 
-        ``row_ids``, ``weights`` and ``groups``: see ``Batch``. Without ``row_ids``, the rows of each task are numbered
-        as they come; span tasks need them for their scorers, and are scored on all rows, labelled or not. Weights
+        ``row_ids``, ``weights`` and ``groups``: see ``Batch``. Without ``row_ids``, rows are numbered as they
+        come; span tasks need them for their scorers, and are scored on all rows, labelled or not. Weights
         affect only the losses, not the metrics.
         """
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
-            predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
-            row_ids, groups = (None if value is None else value.cpu() for value in (row_ids, groups))
+            predictions, targets = map_tasks(predictions, Tensor.cpu), map_tasks(targets, Tensor.cpu)
+            weights = map_tasks(weights or {}, Tensor.cpu)
         outputs = predictions
-        predictions = {name: self.tasks[name].calibrate(value) for name, value in predictions.items()}
+        if any(self.tasks[name].calibration for name in outputs):
+            predictions = {name: self.tasks[name].calibrate(value) for name, value in outputs.items()}
         predictions = joint_logits(self.tasks, predictions)
-        self.meter.update(*task_loss_sums(self.tasks, predictions, targets, weights))
+        self.meter.update(*self._loss_sums(predictions, targets, weights))
         self._gathered = None
-        for name, prediction in predictions.items():
-            columns = self._columns(self.tasks[name], prediction, targets[name], row_ids, groups)
-            columns |= {"weight": weights[name]} if weights and name in weights else {}
-            columns |= {"output": at_least_float32(outputs[name])} if name in self.outputs else {}
-            self._batches[name].append(_on_cpu(columns))
+        for names in group_by(predictions, self._what_is_alike).values():
+            prediction, target = stack_tasks(predictions, names), stack_tasks(targets, names)
+            columns = self._columns(names, prediction, target, row_ids)
+            if row_ids is None:
+                row_ids = torch.arange(self._num_rows, self._num_rows + len(target))
+            columns |= {"row_id": row_ids}
+            if self.tasks[names[0]].kind == "binary":
+                self._check_groups(names, groups)
+                columns |= {} if groups is None else {"groups": groups}
+            columns |= {"weight": stack_tasks(weights, names)} if weights else {}
+            columns |= {"output": at_least_float32(stack_tasks(outputs, names))} if names[0] in self.outputs else {}
+            self._blocks.append((names, {name: value.cpu() for name, value in columns.items()}))
+        self._num_rows += 0 if row_ids is None else len(row_ids)
 
-    def _columns(
-        self, task: TaskSpec, prediction: Tensor, target: Tensor, row_ids: Tensor | None, groups: Tensor | None
-    ) -> Columns:
-        """Return what a task's metrics need of a batch: predictions and labels, or the input of a scorer."""
-        metrics = self.metrics_of[task.name]
+    def _what_is_alike(self, name: str) -> Hashable:
+        """Return what tasks have in common whose columns are computed together."""
+        task = self.tasks[name]
+        alone = name if task.kind == "span" else ""
+        return task.kind, task.outputs, "auroc" in self.metrics_of[name], name in self.outputs, alone
+
+    def _columns(self, names: Sequence[str], prediction: Tensor, target: Tensor, row_ids: Tensor | None) -> Columns:
+        """Return what metrics need of a batch ``[B, n, ...]``: predictions and labels, or the input of a scorer."""
+        task = self.tasks[names[0]]
         if task.kind == "span":
             require(row_ids is not None, f"task {task.name!r}: evaluation of a task of kind span needs row_ids")
             assert row_ids is not None
             assert task.scorer is not None
             context = task.scorer.context[row_ids.cpu()]
-            spans, scores, null_scores = best_spans(at_least_float32(prediction), context, task.scorer.max_answer)
-            return {"row_id": row_ids, "spans": spans, "scores": scores, "null_scores": null_scores}
-        if row_ids is None:
-            first = sum(len(batch["row_id"]) for batch in self._batches[task.name])
-            row_ids = torch.arange(first, first + len(target))
-        if task.kind == "multiclass":
-            scores = at_least_float32(prediction).double().softmax(-1)  # [B, C]
-            confidence, best = scores.max(-1)
-            columns = {"row_id": row_ids, "prediction": best, "label": target, "confidence": confidence}
-            columns["likelihood"] = scores.gather(1, target.clamp(min=0)[:, None])[:, 0]
-            return columns | {"scores": scores} if "auroc" in metrics else columns
-        columns = {"row_id": row_ids, "prediction": prediction, "label": target}
-        if task.kind == "regression":
-            return columns
-        ranked = [name for name in metrics if metric_family(name) in RANKING]
-        if ranked and groups is None:
-            raise InputError(f"task {task.name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
-        return columns if groups is None else columns | {"groups": groups}
+            best = best_spans(at_least_float32(prediction[:, 0]), context, task.scorer.max_answer)
+            return {name: value[:, None] for name, value in zip(("spans", "scores", "null_scores"), best, strict=True)}
+        if task.kind != "multiclass":
+            return {"prediction": prediction, "label": target}
+        scores = at_least_float32(prediction).double().softmax(-1)  # [B, n, C]
+        confidence, best_class = scores.max(-1)
+        likelihood = scores.gather(2, target.clamp(min=0)[..., None])[..., 0]
+        columns = {"prediction": best_class, "label": target, "confidence": confidence, "likelihood": likelihood}
+        return columns | {"scores": scores} if "auroc" in self.metrics_of[names[0]] else columns
+
+    def _check_groups(self, names: Sequence[str], groups: Tensor | None) -> None:
+        """Raise InputError if a metric ranks the rows of groups that there are not."""
+        for name in names if groups is None else ():
+            ranked = [metric for metric in self.metrics_of[name] if metric_family(metric) in RANKING]
+            if ranked:
+                raise InputError(f"task {name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Stay on the CPU instead of moving to a device without float64."""
@@ -147,14 +172,26 @@ class Evaluation(KeepsBufferPrecision):
         The processes exchange rows once. Tasks without rows are left out.
         """
         if self._gathered is None:
+            rows = gather_rows({(task, name): column for task, name, column in self._labelled_columns()})
             self._gathered = {}
-            for name, task in self.tasks.items():
-                columns = gather_rows(_joined(self._batches[name]))
-                if columns:
-                    order = columns["row_id"].argsort(stable=True)
-                    ordered = {column: values[order] for column, values in columns.items()}
-                    self._gathered[name] = ordered if task.kind == "span" else _labelled_rows(task, ordered)
+            for name, columns in group_by(rows, lambda key: key[0]).items():
+                task, order = self.tasks[name], rows[name, "row_id"].argsort(stable=True)
+                ordered = {column: rows.pop((name, column))[order] for _, column in columns}
+                self._gathered[name] = ordered if task.kind == "span" else _as_compared(task, ordered)
         return self._gathered
+
+    def _labelled_columns(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield task, name and values of the columns of this process's labelled rows; of a span task, of all rows."""
+        parts: dict[str, list[Columns]] = {name: [] for name in self.tasks}
+        for names, block in self._blocks:
+            columns = {name: [part] * len(names) if name in OF_ROWS else part.unbind(1) for name, part in block.items()}
+            for index, task in enumerate(names):
+                parts[task].append({name: column[index] for name, column in columns.items()})
+        for task, batches in parts.items():
+            whole = {name: torch.cat([batch[name] for batch in batches]) for batch in batches[:1] for name in batch}
+            has_all = not whole or self.tasks[task].kind == "span"
+            mask = slice(None) if has_all else has_label(self.tasks[task], whole["label"])
+            yield from ((task, name, column[mask]) for name, column in whole.items())
 
     def undefined(self, result: Mapping[str, float]) -> set[str]:
         """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
@@ -175,7 +212,7 @@ class Evaluation(KeepsBufferPrecision):
 
     def reset(self) -> None:
         self.meter.reset()
-        self._batches = {name: [] for name in self._batches}
+        self._blocks, self._num_rows = [], 0
         self._gathered = None
 
 
@@ -227,10 +264,8 @@ def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor
     return spans, score, logits[:, 0].sum(-1)
 
 
-def _labelled_rows(task: TaskSpec, columns: Columns) -> Columns:
-    """Return the columns of ``LabeledPredictions``: the rows that have a label, predictions as metrics compare them."""
-    mask = has_label(task, columns["label"])
-    columns = {name: value[mask] for name, value in columns.items()}
+def _as_compared(task: TaskSpec, columns: Columns) -> Columns:
+    """Return the columns of ``LabeledPredictions``: labelled rows with predictions as metrics compare them."""
     prediction, label = as_compared(task, columns["prediction"]), columns["label"]
     if task.kind != "regression":
         return columns | {"prediction": prediction, "label": label.long()}
@@ -240,13 +275,6 @@ def _labelled_rows(task: TaskSpec, columns: Columns) -> Columns:
         quantiles = task.unstandardize(at_least_float32(columns["prediction"]))
         several = quantiles.reshape(-1, task.outputs)  # [N, Q], ascending
         above = (several[:, 0] <= label) | (task.outputs == 1)
-        rows |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
+        levels = label.new_tensor(task.quantiles)
+        rows |= {"pinball": pinball(levels, several, label), "covered": above & (label <= several[:, -1])}
     return rows
-
-
-def _joined(batches: Sequence[Columns]) -> Columns:
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]} if batches else {}
-
-
-def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in values.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.nn.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, has_label, standardize
+from mtl.types import MISSING_CLASS, TaskSpec, group_by, has_label, stack_tasks, standardize
 
 
 def task_loss_sums(
@@ -36,127 +36,167 @@ def task_loss_sums(
 
     A row without a label adds exactly 0 to loss and gradient. ``weights[task] [B]``, for all tasks or none,
     ``TaskSpec.pos_weight`` and ``TaskSpec.class_weights`` multiply the losses of rows, but do not change their number.
-    Tasks of the same kind are computed in one operation: with 128 tasks, a loop would take longer than the network.
+    For several calls with the same tasks, see ``LossSums``.
     """
-    kinds: dict[tuple[object, ...], list[str]] = {}
-    for name in predictions:
-        task = tasks[name]
-        alike = (task.loss, task.is_log, "") if _is_stacked(task) else (None, False, name)
-        kinds.setdefault((task.kind, *alike), []).append(name)
-    names, totals, counts = [], [], []
-    for members in kinds.values():
-        specs = [tasks[name] for name in members]
-        if _is_stacked(specs[0]):
-            prediction, target = (torch.stack([part[name] for name in members]) for part in (predictions, targets))
-            losses, mask = _batched_losses(specs, at_least_float32(prediction), target)  # [N, B]
-        else:
-            compute = _quantile_losses if specs[0].quantiles else _class_losses
-            losses = compute(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
-            mask = has_label(specs[0], targets[members[0]])[None]  # [1, B]
-        if weights:
-            losses = losses * torch.stack([weights[name] for name in members]).to(losses.dtype)
-        names += members
-        totals.append(losses.sum(-1))
-        counts.append(mask.count_nonzero(-1))
-    return names, torch.cat(totals), torch.cat(counts)
+    return LossSums(tasks)(predictions, targets, weights)
 
 
-def _is_stacked(task: TaskSpec) -> bool:
-    """Return whether tasks like this one have predictions of one shape."""
-    return task.kind in ("binary", "regression") and not task.quantiles
+class LossSums:
+    """Compute ``task_loss_sums`` of ``tasks``; those that are alike in one operation.
 
-
-def _batched_losses(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row of N binary tasks or N regressions, and whether it has a label: both ``[N, B]``.
-
-    The N tasks have the same loss and transform.
+    With 128 tasks, a loop would take longer than the network.
     """
-    loss = tasks[0].loss
+
+    def __init__(self, tasks: Mapping[str, TaskSpec]) -> None:
+        self.tasks = tasks
+        self._groups: dict[tuple[str, ...], list[TaskGroup]] = {}  # by the names of predictions
+
+    def __call__(
+        self,
+        predictions: Mapping[str, Tensor],
+        targets: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> tuple[list[str], Tensor, Tensor]:
+        names = tuple(predictions)
+        if names not in self._groups:
+            groups = group_by((self.tasks[name] for name in names), _what_is_alike).values()
+            self._groups[names] = [TaskGroup(group) for group in groups]
+        totals, counts = [], []
+        for group in self._groups[names]:
+            prediction, target = (stack_tasks(part, group.names).transpose(0, 1) for part in (predictions, targets))
+            losses = row_losses(group, at_least_float32(prediction), target)  # [N, B]
+            if weights:
+                losses = losses * stack_tasks(weights, group.names).T.to(losses.dtype)
+            totals.append(losses.contiguous().sum(-1))  # a sum in another order would have other last digits
+            counts.append(has_label(group.spec, target).count_nonzero(-1))
+        return [name for group in self._groups[names] for name in group.names], torch.cat(totals), torch.cat(counts)
+
+
+@dataclass(frozen=True)
+class TaskGroup:
+    """N tasks whose losses are one operation."""
+
+    tasks: list[TaskSpec]
+    _constants: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    _usual: dict[tuple[str, float], bool] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The first task; the others are like it but for numbers."""
+        return self.tasks[0]
+
+    @property
+    def names(self) -> list[str]:
+        return [task.name for task in self.tasks]
+
+    def constants(self, name: str, like: Tensor) -> Tensor:
+        """Return the field ``name`` of the tasks, ``[N, 1]`` or ``[N, C]``."""
+        key = (name, like.device, like.dtype)  # cached: a copy to the device in each step would make the CPU wait
+        if key not in self._constants:
+            values = [getattr(task, name) for task in self.tasks]
+            with torch.inference_mode(False):  # else training could not use what evaluation has cached
+                self._constants[key] = torch.tensor(values, device=like.device, dtype=like.dtype).view(len(values), -1)
+        return self._constants[key]
+
+    def constants_unless(self, usual: float, name: str, like: Tensor) -> Tensor | None:
+        """Return ``constants``, or None if all are ``usual``."""
+        if (name, usual) not in self._usual:
+            self._usual[name, usual] = all(getattr(task, name) == usual for task in self.tasks)
+        return None if self._usual[name, usual] else self.constants(name, like)
+
+
+def _what_is_alike(task: TaskSpec) -> Hashable:
+    """Return what tasks of a group have in common."""
+    options: Hashable = None
+    if task.kind == "multiclass":
+        options = (task.smoothing, task.gamma, bool(task.class_weights))
+    elif task.kind == "span":
+        options = task.name  # their texts may have different lengths
+    return task.kind, task.loss, task.is_log, task.quantiles, task.num_classes, options
+
+
+def row_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of each row ``[N, B]``, 0 without a label, of ``prediction [N, B, ...]`` and ``target [N, B]``.
+
+    Of a span task, ``target`` is ``[N, B, 2]``.
+    """
+    if group.spec.kind in ("multiclass", "span"):
+        return _class_losses(group, prediction, target)
+    if group.spec.kind == "binary":
+        return _binary_losses(group, prediction, target)
+    return _regression_losses(group, prediction, target)
+
+
+def _binary_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
     mask = target == target  # false for NaN
-    if tasks[0].kind == "binary":
-        # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in
-        # the gradient
-        prediction = torch.where(mask, prediction, 0.0)
-        target = torch.where(mask, target, 0.0).to(prediction.dtype)
-        pos_weight, smoothing = (
-            _fields_unless(usual, tasks, name, target) for name, usual in (("pos_weight", 1.0), ("smoothing", 0.0))
-        )
-        soft = target if smoothing is None else target * (1 - smoothing) + smoothing / 2
-        losses = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
-        losses = losses if pos_weight is None else losses * torch.where(target > 0, pos_weight, 1.0)
-        if loss == "focal":
-            log_rest = F.logsigmoid(prediction * (1 - 2 * target))  # log(1 - p): a power of 1 - p has no gradient at 0
-            losses = losses * (log_rest * _fields(tasks, "gamma", target)).exp()
-        return torch.where(mask, losses, 0.0), mask
-    target = _standardized(tasks, prediction, target)
+    # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in
+    # the gradient
+    prediction = torch.where(mask, prediction, 0.0)
+    target = torch.where(mask, target, 0.0).to(prediction.dtype)
+    pos_weight = group.constants_unless(1.0, "pos_weight", target)
+    smoothing = group.constants_unless(0.0, "smoothing", target)
+    soft = target if smoothing is None else target * (1 - smoothing) + smoothing / 2
+    losses = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
+    losses = losses if pos_weight is None else losses * torch.where(target > 0, pos_weight, 1.0)
+    if group.spec.loss == "focal":
+        log_rest = F.logsigmoid(prediction * (1 - 2 * target))  # log(1 - p): a power of 1 - p has no gradient at 0
+        losses = losses * (log_rest * group.constants("gamma", target)).exp()
+    return torch.where(mask, losses, 0.0)
+
+
+def _regression_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
+    loss, mask = group.spec.loss, target == target
+    target = _standardized(group, prediction, target)
+    if group.spec.quantiles:
+        return pinball(group.constants("quantiles", target)[0], prediction, target)
     if loss == "poisson":
         prediction, target = (torch.where(mask, x, 0.0) for x in (prediction, target))
         losses = torch.xlogy(target, target) - target * prediction - target + prediction.exp()
-        return torch.where(mask, losses, 0.0), mask
+        return torch.where(mask, losses, 0.0)
     error = torch.where(mask, prediction - target, 0.0)  # before squaring, since the gradient at NaN is NaN
     if loss is None:
-        return error.square(), mask
+        return error.square()
     size = error.abs()
     if loss == "mae":
-        return size, mask
-    slope = torch.minimum(size, _fields(tasks, "delta", size))
-    return slope * (size - slope / 2), mask
+        return size
+    slope = torch.minimum(size, group.constants("delta", size))
+    return slope * (size - slope / 2)
 
 
-def _standardized(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> Tensor:
+def _standardized(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the labels ``target [N, B]`` in standard units and in the dtype of ``prediction``.
 
     For a Poisson loss, they are divided by the mean label, whose logarithm is ``TaskSpec.mean``.
     """
     target = target.to(torch.promote_types(target.dtype, prediction.dtype))  # 1.7e9 +- 20 are equal in float32
-    mean, std = _fields_unless(0.0, tasks, "mean", target), _fields_unless(1.0, tasks, "std", target)
-    if tasks[0].loss == "poisson":
+    mean, std = group.constants_unless(0.0, "mean", target), group.constants_unless(1.0, "std", target)
+    if group.spec.loss == "poisson":
         return (target if mean is None else target * (-mean).exp()).to(prediction.dtype)
-    return standardize(target, mean, std, tasks[0].is_log).to(prediction.dtype)
+    return standardize(target, mean, std, group.spec.is_log).to(prediction.dtype)
 
 
-def _quantile_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the pinball loss ``[B]`` of a task with quantiles; 0 for a row without a label."""
-    standard = _standardized([task], prediction, target[None])[0]
-    return pinball(task, prediction.reshape(-1, task.outputs), standard)
+def pinball(quantiles: Tensor, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the mean over the ``quantiles [Q]`` of the pinball loss ``[B]`` of each row, 0 where the target is NaN.
 
-
-def pinball(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the mean over the quantiles of the pinball loss ``[B]`` of each row, 0 where ``target [B]`` is NaN.
-
-    ``prediction``: ``[B, Q]``, in the units of ``target``.
+    ``prediction [B, Q]`` and ``target [B]`` have the same units; there may be more dimensions before B.
     """
-    below = torch.where(target.isnan()[:, None], 0.0, target[:, None] - prediction)
-    levels = _constants(task.quantiles, below.device, below.dtype)
-    return torch.maximum(levels * below, (levels - 1) * below).mean(-1)
+    prediction = prediction.reshape(*target.shape, len(quantiles))
+    below = torch.where(target.isnan()[..., None], 0.0, target[..., None] - prediction)
+    return torch.maximum(quantiles * below, (quantiles - 1) * below).mean(-1)
 
 
-def _class_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the loss ``[B]`` of each row of a multiclass or span task; 0 for a row without a label."""
+def _class_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the losses of multiclass or span tasks."""
+    task, shape = group.spec, target.shape
+    prediction, target = prediction.flatten(0, 1), target.flatten(0, 1)
     options: dict[str, Any] = {"ignore_index": MISSING_CLASS, "reduction": "none"}
     losses = F.cross_entropy(prediction, target, label_smoothing=task.smoothing, **options)
     if task.class_weights:
-        weights = _constants(task.class_weights, prediction.device, prediction.dtype)
-        losses = losses * weights[target.clamp(min=0)]
+        weights = group.constants("class_weights", prediction)  # [N, C]
+        losses = losses * weights.gather(1, target.clamp(min=0).view(shape)).flatten()
     if task.loss == "focal":
         rest = -torch.expm1(-F.cross_entropy(prediction, target, **options))  # 1 - p
         # A power below 1 has no gradient at 0, nor has the loss of a row without a label
         losses = losses * rest.clamp(min=torch.finfo(rest.dtype).tiny) ** task.gamma
+    losses = losses.view(shape)
     return losses if task.kind == "multiclass" else losses.mean(-1)
-
-
-def _fields_unless(usual: float, tasks: Sequence[TaskSpec], name: str, like: Tensor) -> Tensor | None:
-    """Return ``_fields``, or None if all tasks have the ``usual`` value."""
-    return None if all(getattr(task, name) == usual for task in tasks) else _fields(tasks, name, like)
-
-
-def _fields(tasks: Sequence[TaskSpec], name: str, like: Tensor) -> Tensor:
-    """Return the field ``name`` of N tasks as ``[N, 1]``."""
-    return _constants(tuple(getattr(task, name) for task in tasks), like.device, like.dtype)[:, None]
-
-
-@lru_cache(maxsize=256)
-def _constants(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return ``values`` as a tensor; cached, since a copy to the device in each step would make the CPU wait."""
-    with torch.inference_mode(False):  # else a first call in evaluation would cache a tensor that training cannot use
-        return torch.tensor(values, device=device, dtype=dtype)

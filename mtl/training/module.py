@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningModule
@@ -22,14 +22,15 @@ from mtl.training.distillation import Distillation
 from mtl.training.epoch import EpochMeter
 from mtl.training.evaluation import Evaluation
 from mtl.training.labeled_predictions import LabeledPredictions
-from mtl.training.losses import task_loss_sums
+from mtl.training.losses import LossSums
 from mtl.training.measurements import NETWORK, Measurements, log_measurements, log_values
 from mtl.training.optimizers import build_optimizer, clip_gradients, make_embeddings_sparse
 from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
-from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
+from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, map_tasks
 
 log = logging.getLogger(__name__)
 
+LossReduction = Literal["tasks", "labels"]
 MAX_OFFSET = 1e4  # |mean| / std of labels, above which float32 rounds them by more than 1e-3 std
 
 
@@ -44,7 +45,9 @@ class MultiTaskModule(LightningModule):
     ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
     ``distillation`` adds the comparison with a teacher for the tasks of each batch, logged as auxiliary losses.
     ``weighting`` combines the task losses into one loss, by default their sum. ``embedding_optimizer`` trains the
-    embedding tables, with sparse gradients, and ``optimizer`` the rest.
+    embedding tables, with sparse gradients, and ``optimizer`` the rest. ``loss_reduction``: what the summed loss of a
+    task is divided by: its number of labels in the batch (``tasks``), so that all tasks count alike, or the mean of
+    these numbers over the tasks that have labels there (``labels``), so that all labels do.
 
     Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
@@ -63,6 +66,7 @@ class MultiTaskModule(LightningModule):
         distillation: Distillation | None = None,
         weighting: Weighting | None = None,
         embedding_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        loss_reduction: LossReduction = "tasks",
     ) -> None:
         super().__init__()
         check_network(network)
@@ -72,11 +76,13 @@ class MultiTaskModule(LightningModule):
         self.config = dict(config or {})
         self.distillation = distillation
         self.weighting = weighting or FixedWeighting(network, len(tasks))
+        self.loss_reduction = loss_reduction
         network.expand_representation = self.weighting.reads_representation
         self._optimizer = optimizer
         self._embedding_optimizer = embedding_optimizer
         self._embedding_tables = make_embeddings_sparse(network) if embedding_optimizer else []
         self.train_meter = EpochMeter(tasks)
+        self._loss_sums = LossSums(dict(self.tasks))
         self.evaluation = Evaluation(tasks)
         self.measured = Measurements()  # the latest of each number, also of models beside the network
         # Of the latest test, in the first process: by split and model, the labelled rows of each task
@@ -185,21 +191,23 @@ class MultiTaskModule(LightningModule):
         predictions, targets, weights, members = output.predictions, batch.targets, batch.weights, 1
         if output.members:  # one pass computes the losses of all members
             members = len(next(iter(output.members.values())))
-            predictions = {name: prediction.flatten(0, 1) for name, prediction in output.members.items()}
+            predictions = map_tasks(output.members, lambda value: value.flatten(0, 1), dim=1)
             targets, weights = (
-                {name: value.repeat(members, *[1] * (value.dim() - 1)) for name, value in values.items()}
+                map_tasks(values, lambda value: value.repeat(members, *[1] * (value.dim() - 1)))
                 for values in (targets, weights)
             )
         predictions = joint_logits(self.tasks, predictions)
-        names, totals, counts = task_loss_sums(self.tasks, predictions, targets, weights)
+        names, totals, counts = self._loss_sums(predictions, targets, weights)
         if members > 1:
             totals, counts = totals / members, counts // members
         if count_in_epoch:
             self.train_meter.update(names, totals, counts)
         # A task's loss is the mean over the labels of all processes
         global_losses = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
-        labels = global_losses[1].clamp(min=1)
-        selected = self.train_meter.select(tuple(names), totals)
+        labels = global_losses[1]
+        if self.loss_reduction == "labels":
+            labels = labels.sum() / labels.count_nonzero().clamp(min=1)
+        selected, labels = self.train_meter.select(tuple(names), totals), labels.clamp(min=1)
         shares, means = selected.weights * totals / labels, selected.weights * global_losses[0] / labels
         return TaskLosses(selected.task_ids, selected.index, shares, means, global_losses[1], [], output)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from mtl.nn.functional import has_float64
+from mtl.types.task_tensors import TaskTensors, map_tasks
 
 
 class Batch:
@@ -23,6 +23,8 @@ class Batch:
     whose rows the metrics of ``RANKING`` compare; negative if a row has none. ``row_ids [B]``, int64: the number of
     each row in its split, or in the rows of its task if tasks have rows of their own; in evaluation.
 
+    With hundreds of tasks, ``targets`` and ``weights`` should be ``TaskTensors``, see ``in_blocks``.
+
     This is not a dataclass, since Lightning converts all numbers in dataclasses to the trainer's precision, which would
     round labels and weights (257 becomes 256 in bfloat16). ``with_inputs_as`` converts only the inputs.
     """
@@ -30,8 +32,8 @@ class Batch:
     def __init__(
         self,
         inputs: dict[str, Tensor],
-        targets: dict[str, Tensor],
-        weights: dict[str, Tensor] | None = None,
+        targets: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor] | None = None,
         groups: Tensor | None = None,
         row_ids: Tensor | None = None,
     ) -> None:
@@ -45,11 +47,22 @@ class Batch:
         """Return the rows of ``index [N]`` as a new batch."""
         return self._map(lambda value: value.index_select(0, index))
 
+    def in_blocks(self) -> Batch:
+        """Return the batch with ``TaskTensors`` as targets and weights."""
+        return Batch(
+            self.inputs, TaskTensors.stack(self.targets), TaskTensors.stack(self.weights), self.groups, self.row_ids
+        )
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors, of ``TaskTensors`` the blocks."""
+        yield from self.inputs.values()
+        for part in (self.targets, self.weights):
+            yield from part.blocks if isinstance(part, TaskTensors) else part.values()
+        yield from (value for value in (self.groups, self.row_ids) if value is not None)
+
     def is_on(self, device: torch.device) -> bool:
         """Return whether all tensors are on ``device``."""
-        single = (value for value in (self.groups, self.row_ids) if value is not None)
-        parts = chain(self.inputs.values(), self.targets.values(), self.weights.values(), single)
-        return all(value.device == device for value in parts)
+        return all(value.device == device for value in self.tensors())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on ``device``; Lightning calls this before each step."""
@@ -72,8 +85,6 @@ class Batch:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each of its tensors changed."""
-        inputs, targets, weights = (
-            {name: change(value) for name, value in part.items()} for part in (self.inputs, self.targets, self.weights)
-        )
+        inputs = {name: change(value) for name, value in self.inputs.items()}
         groups, row_ids = (None if value is None else change(value) for value in (self.groups, self.row_ids))
-        return Batch(inputs, targets, weights, groups, row_ids)
+        return Batch(inputs, map_tasks(self.targets, change), map_tasks(self.weights, change), groups, row_ids)

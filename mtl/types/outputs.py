@@ -36,6 +36,8 @@ class NetworkOutput:
     """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value), ``[B, C]`` (class logits) or,
     with ``C = TaskSpec.outputs`` above 1, ``[B, C]`` (quantiles).
 
+    ``TaskTensors`` spare the steps of hundreds of tasks one operation for each.
+
     The values of a regression are in standard units, see ``TaskSpec.unstandardize``. The predictions of a span task are
     ``[B, S, 2]``: the logits of each token to be the first and the last token of the answer; padding has the lowest
     value of the dtype.
@@ -48,7 +50,7 @@ class NetworkOutput:
     same for all tasks where there is no routing, then perhaps as ``[B, 1, H]``.
     """
 
-    predictions: dict[str, Tensor]
+    predictions: Mapping[str, Tensor]
     routings: Mapping[str, Routing] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
     hidden: tuple[Tensor, ...] = ()

@@ -157,9 +157,9 @@ def standardize(values: Tensor, mean: Tensor | float | None, std: Tensor | float
 
 
 def has_label(task: TaskSpec, target: Tensor) -> Tensor:
-    """Return which rows of ``target [B]`` (span task: ``[B, 2]``) have a label, as bool ``[B]``."""
+    """Return which rows of ``target [B]`` (span task: ``[B, 2]``) have a label, as bool ``[B]``; also ``[N, B]``."""
     if task.kind == "span":
-        return target[:, 0] != MISSING_CLASS
+        return target[..., 0] != MISSING_CLASS
     return target != MISSING_CLASS if task.kind == "multiclass" else ~target.isnan()
 
 

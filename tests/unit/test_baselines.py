@@ -57,7 +57,7 @@ def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
     assert leads(evaluations[0], evaluations[0], "network - linear") == {key: (0.0, 0.0)}
     found, other = leads(*evaluations, "network - linear"), [Evaluation([NUMBER]) for _ in range(2)]
     for before, after in zip(evaluations, other, strict=True):
-        after._batches["number"] = before._batches["number"][::-1]
+        after._blocks = before._blocks[::-1]
     assert leads(*other, "network - linear") == found  # in another order of the rows
     alone = losses[0].std() / np.sqrt(ROWS)
     assert expected < 0.5 * alone  # the pairs count

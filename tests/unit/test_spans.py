@@ -141,10 +141,10 @@ def test_two_processes_report_the_values_of_all_rows(cut: int, root: Path, monke
     for number, batch in enumerate(data.test_dataloader()):
         evaluation = first if number < cut else second
         evaluation.update({"squad": noisy(batch)}, batch.targets, batch.row_ids)
-    more = evaluations._joined(second._batches["squad"])
+    more = {(task, name): column for task, name, column in second._labelled_columns()}
     monkeypatch.setattr(epoch, "all_reduce_sum", lambda sums: sums + second.meter.sums)
 
-    def both(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    def both(rows: dict[Any, Tensor]) -> dict[Any, Tensor]:
         return {name: torch.cat([rows[name], more[name]]) for name in rows} if more else rows
 
     monkeypatch.setattr(evaluations, "gather_rows", both)

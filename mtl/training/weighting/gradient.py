@@ -19,6 +19,7 @@ from mtl.training.weighting.base import TaskLosses, seeded_rng, sum_by_task
 from mtl.training.weighting.jacobian import GivenGradients, JacobianWeighting, grads_wrt
 from mtl.training.weighting.state import attributes, set_attributes
 
+MAX_PRODUCTS = 2**24  # inner products that are in memory together
 # Of Nash-MTL's solver: with a gradient of 0 it has no solution, and the weights stay as they are
 HARMLESS_WARNINGS = (
     "You are solving a parameterized problem that is not DPP",
@@ -160,13 +161,17 @@ def inner_products(parts: Sequence[TaskLosses], gradients: Sequence[Tensor], num
     """
     products = float64_if_supported(gradients[0].new_zeros(num_tasks, num_tasks))
     for part, gradient in zip(parts, gradients, strict=True):
-        rows = at_least_float32(gradient).flatten(2)
-        inner = rows @ rows.mT
-        for routing in [*part.output.routings.values()][-1:]:
-            weights = at_least_float32(routing.weights.detach())  # [B, t, E], or [t, E] of a static gate
-            inner = inner * (weights @ weights.mT)
         place = torch.tensor(sorted(part.task_ids), device=products.device)
-        products[place[:, None], place] += inner.sum(0).to(products.dtype)
+        size = max(1, MAX_PRODUCTS // len(place) ** 2)  # [B, t, t] of 700 tasks would be 1 GB
+        routings = [*part.output.routings.values()][-1:]
+        weights = [at_least_float32(routing.weights.detach()) for routing in routings]  # [B, t, E], or [t, E] if static
+        for start in range(0, len(gradient), size):
+            rows = at_least_float32(gradient[start : start + size]).flatten(2)
+            inner = rows @ rows.mT
+            for weight in weights:
+                weight = weight[start : start + size] if weight.dim() == 3 else weight
+                inner = inner * (weight @ weight.mT)
+            products[place[:, None], place] += inner.sum(0).to(products.dtype)
     return products
 
 

@@ -1,0 +1,90 @@
+"""A tensor for each task, stored side by side, so that one operation is enough for hundreds of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+Places = Mapping[str, tuple[int, int]]  # by task: its block, and its column in it
+
+
+class TaskTensors(Mapping[str, Tensor]):
+    """One tensor ``[B, ...]`` for each task, in blocks ``[B, n, ...]`` of n tasks; ``places`` are in the tasks' order.
+
+    ``tensors[task]`` is a view of its column. ``dim``: the dimension of the n columns, 2 in blocks ``[K, B, n, ...]``.
+    """
+
+    def __init__(self, places: Places, blocks: Sequence[Tensor], dim: int = 1) -> None:
+        self.places, self.blocks, self.dim = places, blocks, dim
+        self._columns: dict[int, tuple[Tensor, ...]] = {}  # of blocks that have been asked for single tasks
+
+    @classmethod
+    def stack(cls, tensors: Mapping[str, Tensor]) -> TaskTensors:
+        """Return ``tensors`` in one block for each shape and dtype."""
+        if isinstance(tensors, TaskTensors):
+            return tensors
+        groups = group_by(tensors, lambda name: (tensors[name].shape, tensors[name].dtype)).values()
+        blocks = [tensors[one][:, None] if not more else stack_tasks(tensors, (one, *more)) for one, *more in groups]
+        return cls(find_places(groups, tensors), blocks)
+
+    def __getitem__(self, task: str) -> Tensor:
+        block, column = self.places[task]
+        if block not in self._columns:  # all at once: the gradients of n selected columns would be n whole blocks
+            self._columns[block] = self.blocks[block].unbind(self.dim)
+        return self._columns[block][column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def stack_tasks(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Return the tensors ``[B, ...]`` of ``names`` as ``[B, n, ...]``; no copy if they are a block of ``tensors``."""
+    if isinstance(tensors, TaskTensors):
+        numbers, columns = zip(*(tensors.places[name] for name in names), strict=True)
+        block = tensors.blocks[numbers[0]]
+        if numbers.count(numbers[0]) == len(numbers):
+            whole = columns == tuple(range(block.shape[tensors.dim]))
+            return block if whole else block.index_select(tensors.dim, _index(columns, block.device))
+    return torch.stack([tensors[name] for name in names], getattr(tensors, "dim", 1))
+
+
+def map_tasks(
+    tensors: Mapping[str, Tensor], change: Callable[[Tensor], Tensor], dim: int | None = None
+) -> Mapping[str, Tensor]:
+    """Return ``tensors`` changed; ``change`` must do the same to each column of a block. ``dim``: see ``TaskTensors``.
+
+    Other mappings than ``TaskTensors`` become dicts.
+    """
+    if isinstance(tensors, TaskTensors):
+        return TaskTensors(tensors.places, [change(block) for block in tensors.blocks], dim or tensors.dim)
+    return {name: change(value) for name, value in tensors.items()}
+
+
+def find_places(groups: Iterable[Sequence[str]], order: Iterable[str]) -> Places:
+    """Return where the tasks are in blocks of the tasks ``groups``, in the ``order`` of names."""
+    places = {name: (block, column) for block, names in enumerate(groups) for column, name in enumerate(names)}
+    return {name: places[name] for name in order}
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by key, in their order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+@lru_cache(maxsize=64)
+def _index(columns: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return ``columns`` as a tensor; cached, since a copy to the device in each step would make the CPU wait."""
+    with torch.inference_mode(False):  # else a first call in evaluation would cache a tensor that training cannot use
+        return torch.tensor(columns, device=device)
