@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import is_typeddict
@@ -75,6 +75,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 EnsembleSize = Annotated[int, Field(ge=1, le=1024)]  # networks of an ensemble
 LargeCount = Annotated[int, Field(ge=1, le=10**9)]  # rows, batches, steps
 LargeCountOrZero = Annotated[int, Field(ge=0, le=10**9)]
+LossReduction = Literal["tasks", "labels"]  # what a task's summed loss is divided by, see ``MultiTaskModule``
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what torch.Generator takes
 RunSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what Lightning and numpy take
 Number = Annotated[float, Field()]

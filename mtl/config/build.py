@@ -171,9 +171,8 @@ def build_module(
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
     tables = _instantiate(cfg, "embedding_optimizer") if cfg.get("embedding_optimizer") else None
-    module = MultiTaskModule(
-        network, spec.tasks, _instantiate(cfg, "optimizer"), options, distillation, weighting, tables
-    )
+    make_optimizer, reduction = _instantiate(cfg, "optimizer"), cfg.get("loss_reduction") or "tasks"
+    module = MultiTaskModule(network, spec.tasks, make_optimizer, options, distillation, weighting, tables, reduction)
     # Lightning converts the module only after it has loaded the weights of a checkpoint, which would round them
     return module.double() if _is_double(cfg) else module
 

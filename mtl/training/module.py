@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
@@ -17,6 +17,7 @@ from mtl.distributed import all_reduce_sum, gather
 from mtl.loggers.base import run_loggers
 from mtl.networks.base import MultiTaskNetwork, check_network
 from mtl.nn.functional import has_float64
+from mtl.options import LossReduction
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.epoch import EpochMeter
@@ -30,7 +31,6 @@ from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, map_tasks
 
 log = logging.getLogger(__name__)
 
-LossReduction = Literal["tasks", "labels"]
 MAX_OFFSET = 1e4  # |mean| / std of labels, above which float32 rounds them by more than 1e-3 std
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -48,13 +49,15 @@ class TaskTensors(Mapping[str, Tensor]):
 
 def stack_tasks(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """Return the tensors ``[B, ...]`` of ``names`` as ``[B, n, ...]``; no copy if they are a block of ``tensors``."""
-    if isinstance(tensors, TaskTensors):
-        numbers, columns = zip(*(tensors.places[name] for name in names), strict=True)
-        block = tensors.blocks[numbers[0]]
-        if numbers.count(numbers[0]) == len(numbers):
-            whole = columns == tuple(range(block.shape[tensors.dim]))
-            return block if whole else block.index_select(tensors.dim, _index(columns, block.device))
-    return torch.stack([tensors[name] for name in names], getattr(tensors, "dim", 1))
+    if not isinstance(tensors, TaskTensors):
+        return torch.stack([tensors[name] for name in names], 1)
+    places, dim = [tensors.places[name] for name in names], tensors.dim
+    used = list(dict.fromkeys(block for block, _ in places))
+    blocks = [tensors.blocks[block] for block in used]
+    first = dict(zip(used, accumulate((block.shape[dim] for block in blocks), initial=0), strict=False))
+    joined, columns = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim), tuple(first[b] + c for b, c in places)
+    whole = columns == tuple(range(joined.shape[dim]))
+    return joined if whole else joined.index_select(dim, _index(columns, joined.device))
 
 
 def map_tasks(

@@ -27,7 +27,7 @@ from mtl.networks.ensemble import Ensemble
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
-from mtl.training.weighting import GradientWeighting, LossWeighting, shared_parameters
+from mtl.training.weighting import GradientWeighting, LossWeighting, gradient, shared_parameters
 from mtl.training.weighting.base import seeded_rng, sum_by_task
 from mtl.types import Batch, DataSpec, Numeric
 from tests.conftest import ROOT
@@ -233,6 +233,14 @@ def test_at_the_representation_equals_at_parameters_of_a_linear_shared_part(name
     assert (found[0]["trunk.weight"] - plain["trunk.weight"]).norm() > 0.01 * plain["trunk.weight"].norm()
 
 
+def test_inner_products_of_chunks_of_rows_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = terms(module(), batch())
+    gradients = [torch.randn(ROWS, len(TASKS), 6, generator=torch.Generator().manual_seed(0)).double()]
+    whole = gradient.inner_products(parts, gradients, len(TASKS))
+    monkeypatch.setattr(gradient, "MAX_PRODUCTS", 5 * len(TASKS) ** 2)
+    torch.testing.assert_close(gradient.inner_products(parts, gradients, len(TASKS)), whole, rtol=1e-12, atol=0)
+
+
 def test_what_has_no_representation_is_one_message() -> None:
     with pytest.raises(InputError, match="TrimmedMean does not weight the tasks; use grad_wrt=parameters"):
         GradientWeighting(network(), 4, TrimmedMean(1), grad_wrt="representation")
@@ -388,6 +396,19 @@ def test_accumulated_batches_equal_the_whole(name: str) -> None:
         half.inputs = {key: value[rows] for key, value in half.inputs.items()}
         half.targets = {key: value[rows] for key, value in half.targets.items()}
     close(backward(module(name), *halves, step=2), backward(module(name), whole, step=2))
+
+
+def test_loss_reduction_labels_weights_all_labels_alike() -> None:
+    """Also those of a task without any label in the batch, which changes neither the others nor the mean."""
+    own, data = module(), batch(without="kind")
+    sums = own._loss_sums(own(data.inputs).predictions, data.targets)
+    means = task_losses(own, data)
+    own.loss_reduction = "labels"
+    weights = torch.tensor([task.weight for task in TASKS], dtype=torch.float64)
+    totals = dict(zip(sums[0], sums[1], strict=True))
+    expected = weights * torch.stack([totals[task.name] for task in TASKS]) / ((24 + 12 + 24) / 3)
+    torch.testing.assert_close(task_losses(own, data), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(means, expected * 20 / torch.tensor([24, 12, 20, 24]), rtol=1e-12, atol=0)
 
 
 def train(own: MultiTaskModule, optimizer: torch.optim.Optimizer, steps: range) -> None:
