@@ -20,6 +20,7 @@ from .tables.labels import TargetOptions
 from .tables.options import ColumnOptions, OnInvalid
 
 SMILES = "smiles"
+METRICS = {"binary": ["auroc", "auprc", "logloss"], "regression": ["r2", "mse", "mae"]}  # whose means are val/average
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,6 @@ class MoleculesDataModule(TableDataModule):
         targets = dict.fromkeys(column for targets in fitting.values() for column in targets)
         self.ignore = [*self.variant.ignore, *(column for column in columns if column not in targets)]
         tasks = {re.sub(r"[./\\]", "_", column): column for column in targets}  # names of tasks have no dots
-        kind = self.variant.kind
-        self.labels = TargetOptions.from_tasks({name: {"column": tasks[name], "kind": kind} for name in tasks})
+        options = {"kind": self.variant.kind, "metrics": METRICS[self.variant.kind]}
+        self.labels = TargetOptions.from_tasks({name: {**options, "column": tasks[name]} for name in tasks})
         return super().load()
