@@ -19,6 +19,7 @@ from .splits import SPLITS, require_rows
 from .tables.cells import Cells, as_text, parse_numbers
 from .tables.columns.date import SECONDS_PER_DAY
 from .tables.inference import find_format
+from .tables.molecules import find_scaffolds
 from .tables.options import TableOptions
 from .tables.row_source import Block, RowSource
 
@@ -151,3 +152,15 @@ def read_groups(source: RowSource, column: str) -> Tensor:
         cells.refuse(cells.column.is_null(), ": data.split.by=group needs the group of each row")
         texts.append(cells.column)
     return torch.from_numpy(pl.concat(texts).rank("dense").to_numpy().astype(np.int64))
+
+
+def read_scaffolds(source: RowSource, column: str) -> Tensor:
+    """Return the scaffold of each row ``[N]``, int64: that of the molecule in ``column``.
+
+    One more has all cells that are empty or no molecule. Raises InputError for a column of lists.
+    """
+    scaffolds = []
+    for cells in read_cells(source, column):
+        cells.check_type(" to SMILES")
+        scaffolds.append(find_scaffolds(as_text(cells.column)).fill_null(""))
+    return torch.from_numpy(pl.concat(scaffolds).rank("dense").to_numpy().astype(np.int64))

@@ -1,4 +1,4 @@
-"""Split rows into train, val and test: at random, by groups or by time."""
+"""Split rows into train, val and test: at random, by groups, by scaffolds of molecules or by time."""
 
 from __future__ import annotations
 
@@ -72,6 +72,27 @@ def group_split(groups: Tensor, fractions: Mapping[str, float], generator: torch
     names, index = groups.unique(return_inverse=True)
     parts = random_split(len(names), fractions, generator)
     return {name: torch.isin(index, part).nonzero()[:, 0] for name, part in parts.items()}
+
+
+def scaffold_split(scaffolds: Tensor, fractions: Mapping[str, float]) -> dict[str, Tensor]:
+    """Return the indices of each split, ascending, with all rows of a scaffold in one split, as MoleculeNet does.
+
+    ``scaffolds [N]``, int64, is the scaffold of each row. The scaffolds with most rows, the later ones of equally many,
+    choose first: the first split that has room, else the last.
+    """
+    names, index, sizes = scaffolds.unique(return_inverse=True, return_counts=True)
+    first = torch.full_like(names, len(index)).scatter_reduce(0, index, torch.arange(len(index)), "amin")
+    room = [fraction * len(index) / sum(fractions.values()) for fraction in fractions.values()]
+    part = torch.full_like(names, len(room) - 1)
+    for scaffold in sorted(range(len(names)), key=lambda scaffold: (-sizes[scaffold], -first[scaffold])):
+        free = 0.0
+        for number in range(len(room) - 1):
+            free += room[number]
+            if sizes[scaffold] <= free:
+                part[scaffold] = number
+                room[number] -= float(sizes[scaffold])
+                break
+    return {name: (part[index] == number).nonzero()[:, 0] for number, name in enumerate(fractions)}
 
 
 def time_split(times: Tensor, fractions: Mapping[str, float], gap: float = 0.0) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from mtl.types import RANKING, Batch, DataSpec, TaskSpec, has_label, metric_fami
 
 from .base import TensorDataModule
 from .files.reading import files_of
-from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, read_splits, read_times
-from .splits import by_split, files_to_read, group_split, random_split, time_split
+from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, read_scaffolds, read_splits, read_times
+from .splits import by_split, files_to_read, group_split, random_split, scaffold_split, time_split
 from .state import reading_state, spec_of
 from .stream import WINDOW_BLOCKS, StreamedRows, concat_batches
 from .tables.cells import Cells, as_text
@@ -31,7 +31,7 @@ from .tables.example import NAME, TASKS, write_example
 from .tables.formats import DATE_FORMATS
 from .tables.labels import MAX_WEIGHT, RARE_CLASS_FRACTION, TargetOptions, mask_by_conditions
 from .tables.learning import learn
-from .tables.options import Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
+from .tables.options import ELEMENT_KINDS, Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
 from .tables.row_source import RowSource, check_parquet
 from .tables.vocabulary_growth import check_kept, extend_encoder, learn_tasks
 
@@ -44,16 +44,17 @@ EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 class TableDataModule(TensorDataModule):
     """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
-    ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``LabelOptions``, with a kind. An empty
-    cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text. The
-    kind of an input is inferred, see ``infer_kind``, unless ``columns`` gives it, by name: category, number, date, list
-    or text, or ``ColumnOptions``. Categories become ids, see ``VocabularyOptions``. Numbers are scaled to mean 0 and
-    standard deviation 1. Dates become month, day, weekday, hour and age, see ``split_dates``. The elements of a list,
-    and the words and letter groups of a text (see ``words_and_groups``), become ids, as categories do. Kinds,
-    categories, means and classes come from the training rows only.
+    ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``LabelOptions``, with a kind. An empty cell
+    is a missing label. All other columns are inputs, except those in ``ignore``, identifiers, and free text. The kind
+    of an input is inferred, see ``infer_kind``, unless ``columns`` gives it, by name: category, number, date, list,
+    text or molecule, or ``ColumnOptions``. Categories become ids, see ``VocabularyOptions``. Numbers are scaled to mean
+    0 and standard deviation 1. Dates become month, day, weekday, hour and age, see ``split_dates``. The elements of a
+    list, the words and letter groups of a text (see ``words_and_groups``), and the bits of a molecule (see
+    ``tables.molecules``) become ids, as categories do. Kinds, categories, means and classes come from the training rows
+    only.
 
-    A cell of a number or date that cannot be read raises InputError. With ``on_invalid="missing"`` it counts as empty,
-    and a warning gives the number of such cells. A bad label or weight always raises InputError.
+    A cell of a number, date or molecule that cannot be read raises InputError. With ``on_invalid="missing"`` it counts
+    as empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
 
     Rows are split as ``split`` says, see ``SplitOptions``, or by the files ``val_path`` and ``test_path``, where the
     fractions apply to the splits without a file.
@@ -153,7 +154,7 @@ class TableDataModule(TensorDataModule):
         ``ignore`` may name a column whose kind is inferred too, since ``mtl columns`` writes them.
         """
         inputs, kinds = self.options.named, self.options.columns
-        by_hand = {name for name in inputs if name not in kinds or kinds[name].kind in ("list", "text")}
+        by_hand = {name for name in inputs if name not in kinds or kinds[name].kind in ELEMENT_KINDS}
         twice = sorted(by_hand.intersection(self.ignore))
         require(not twice, f"data.columns, data.ignore: {', '.join(map(format_value, twice))} is named in both")
         for name, target in self.options.targets.items():
@@ -300,6 +301,8 @@ class TableDataModule(TensorDataModule):
             parts = time_split(read_times(source, column, self.options), fractions, self.split.gap)
         elif by == "group" and column is not None:
             parts = group_split(read_groups(source, column), fractions, self.generator())
+        elif by == "scaffold" and column is not None:
+            parts = scaffold_split(read_scaffolds(source, column), fractions)
         else:
             parts = self.random_parts(source, fractions)
         return assign_rows(source, parts, self.block_rows, reason)

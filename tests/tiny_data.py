@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 
 import polars as pl
@@ -36,5 +37,9 @@ def write_tiny_data(root: Path) -> Path:
     write_census(root / "census_income")
     write_kuairand(root / "KuaiRand-Pure" / "data")
     pl.DataFrame({"user": [1, 2, 3, 4] * 50, "click": [0, 1] * 100}).write_parquet(root / "rows.parquet")
+    (root / "molecules").mkdir()
+    smiles = [f"c1cc({a})ccc1C({b})=N{c}" for a, b, c in product("NOSC", repeat=3)][:60]
+    toxic = {"mol_id": [f"T{row}" for row in range(60)], "NR-A": [0, 1, None] * 20, "SR-B": [1, 0] * 30}
+    pl.DataFrame({**toxic, "smiles": smiles}).write_csv(root / "molecules" / "tox21.csv.gz", compression="gzip")
     visits().write_csv(root / "visits.csv")
     return root

@@ -85,7 +85,7 @@ class Cells:
         """
         parsed = parse_numbers(self.column, number_format)
         finite = parsed.set(parsed.is_infinite(), None)
-        self._note_invalid(finite, expected_number(number_format))
+        self.note_invalid(finite, expected_number(number_format))
         return finite.fill_null(float("nan"))
 
     def dates(self, date_format: str = "") -> pl.Series:
@@ -94,10 +94,11 @@ class Cells:
         Raises InputError, which names the first invalid cell.
         """
         parsed = parse_dates(self.column, date_format)
-        self._note_invalid(parsed, expected_date(date_format))
+        self.note_invalid(parsed, expected_date(date_format))
         return parsed
 
-    def _note_invalid(self, parsed: pl.Series, accepted: str) -> None:
+    def note_invalid(self, parsed: pl.Series, accepted: str) -> None:
+        """Count the cells that are not empty but null in ``parsed``, as ``remarks`` allow it; else raise InputError."""
         invalid = (self.column.is_not_null() & parsed.is_null()).arg_true()
         if not len(invalid):
             return

@@ -21,6 +21,7 @@ from mtl.checks import format_value, join_names
 
 from .cells import as_text, parse_dates, parse_numbers
 from .labels import TargetOptions
+from .options import ELEMENT_KINDS
 from .profile import MAX_DISTINCT_COUNTED, Profile
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def build_table(
         table.add_row(
             escape(column.name),
             column.kind or "?" if column.used else "left out",
-            "" if column.kind in ("list", "text") else distinct,
+            "" if column.kind in ELEMENT_KINDS else distinct,
             f"{column.missing / rows:.1%}" if column.missing else "",
             format_examples(sample[column.name]),
             "; ".join(filter(None, why)),
@@ -141,7 +142,7 @@ def find_leaks(
     read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"number": parse_numbers, "date": parse_dates}
     leaks: dict[str, list[str]] = {}
     for column in columns if labels else ():
-        if not column.used or column.kind in ("list", "text", None):
+        if not column.used or column.kind in (*ELEMENT_KINDS, None):
             continue
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.format) if parse_cells else as_text(sample[column.name])

@@ -37,6 +37,7 @@ LEARNERS: Mapping[str, type[Learner]] = {
     "date": DateLearner,
     "list": ListLearner,
     "text": ListLearner,
+    "molecule": ListLearner,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -16,7 +16,9 @@ from .formats import ACCEPTED, is_format
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 MIN_ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
 OnInvalid = Literal["error", "missing"]
-ColumnKind = Literal["category", "number", "date", "list", "text"]
+ElementKind = Literal["list", "text", "molecule"]  # whose cells become several ids
+ColumnKind = Literal["category", "number", "date", ElementKind]
+ELEMENT_KINDS = get_args(ElementKind)
 Separator = Annotated[
     str,
     matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
@@ -84,12 +86,13 @@ class SplitOptions(StrictModel):
     """How the rows of ``data.path`` become train, val and test.
 
     ``by``: random; time, in the order of the times in ``column``, training rows first; group, with all rows of a cell
-    of ``column`` in one split; column, where the cells of ``column`` are train, val or test. ``fractions``: of train,
+    of ``column`` in one split; scaffold, with all molecules of a ``column`` that share a scaffold in one split, the
+    largest groups in train; column, where the cells of ``column`` are train, val or test. ``fractions``: of train,
     val and test. ``gap``: the rows of so many days at the start of each later split are in no split; if the column
     holds numbers, in its units.
     """
 
-    by: Literal["random", "time", "group", "column"] = "random"
+    by: Literal["random", "time", "group", "scaffold", "column"] = "random"
     column: Name | None = None
     fractions: Fractions = (0.8, 0.1, 0.1)
     gap: NonNegative = 0.0
@@ -98,7 +101,7 @@ class SplitOptions(StrictModel):
     def _check_column(self) -> Self:
         if (self.by == "random") != (self.column is None):
             lacks = "name the column, as in data.split.column=NAME"
-            raise ValueError(lacks if self.column is None else "column is for by=time, group or column")
+            raise ValueError(lacks if self.column is None else "column is for by=time, group, scaffold or column")
         if self.gap and self.by != "time":
             raise ValueError("gap is for by=time")
         return self
@@ -132,7 +135,7 @@ class CsvOptions(StrictModel):
 class TableOptions:
     """What the user says of the inputs of a table.
 
-    ``on_invalid``: whether a cell that cannot be read as a number or date is an error or a missing value.
+    ``on_invalid``: whether a cell that cannot be read as a number, date or molecule is an error or a missing value.
     """
 
     columns: Mapping[str, ColumnOptions] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from mtl.checks import InputError
 
 from .cells import Cells, as_text, ignore_hint, parse_dates, parse_numbers
 from .inference import MAX_VALUES_WITH_IDS, Kind, find_format, has_id_name, infer_kind, stated_kind
-from .options import TableOptions
+from .options import ELEMENT_KINDS, TableOptions
 from .statistics import Counts
 
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
@@ -55,7 +55,7 @@ class Profile:
             self.format = find_format(cells, self.options, "number" if self.repeats else self.kind)
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
-        if self.kind in ("list", "text"):
+        if self.kind in ELEMENT_KINDS:
             self.counts = None
             if self.kind == "text" and not self.has_text:
                 texts = as_text(column)

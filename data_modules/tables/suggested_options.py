@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import yaml
 
 from mtl.checks import join_names, require
 from mtl.files.escaping import escape_interpolation
 
+from .cells import Cells
 from .column_report import log_overview
+from .columns.list import distinct_elements, split_lists
 from .encoder import check_columns
 from .inference import has_id_name
 from .labels import TargetOptions
@@ -24,6 +27,7 @@ from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
 
+MANY_IDS, LONG_LIST = 200, 10  # a list with more ids, and more of them in a row, is a layer rather than a mean
 DESCRIBED = ("category", "number", "date")  # lists are recognised by their type
 
 HEAD = """# @package _global_
@@ -65,7 +69,7 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     for profile in profiles:
         if profile.problem:
             logger.warning("%s", profile.problem)
-    for advice in split_advice(profiles, rows):
+    for advice in [*split_advice(profiles, rows), *list_advice(profiles, sample)]:
         logger.info("%s", advice)
     return HEAD.format(path=to_flow_yaml(where), folder=folder, name=name) + "".join(
         yaml_lines(profiles, task_options, formats)
@@ -84,6 +88,21 @@ def split_advice(columns: Sequence[Profile], rows: int) -> list[str]:
         rows_per_owner = rows / max(1, len(owners[0].counts.table()))
         options = f"data.split.by=group 'data.split.column={owners[0].name}'"
         advice.append(f"{owners[0].name} has {rows_per_owner:.1f} rows each: to test on new ones, set {options}")
+    return advice
+
+
+def list_advice(columns: Sequence[Profile], sample: pl.DataFrame) -> list[str]:
+    """Return what to do with long lists and with molecules; ``sample``: some of the rows."""
+    advice = []
+    for column in columns:
+        if column.used and column.kind == "list":
+            lists = split_lists(Cells(sample, column.name, ""), "list", "")
+            ids, length = distinct_elements(lists).n_unique(), float(lists.list.len().fill_null(0).to_numpy().mean())
+            if ids > MANY_IDS and length > LONG_LIST:
+                advice.append(f"{column.name}: a list of {ids:,} ids, {length:.0f} per row: recipe=fingerprints")
+        elif column.varies and column.name.lower() == "smiles":
+            option = f"'data.columns.{column.name}=molecule' recipe=fingerprints"
+            advice.append(f"{column.name}: if these are molecules, set {option} (needs rdkit)")
     return advice
 
 

@@ -22,7 +22,8 @@ from mtl.runs.commands import RUN_FOLDER
 
 resolvers.register()
 CONF = Path(str(files("mtl.conf")))
-QUICK = "table_quick"  # the recipe of a table for which nothing is chosen
+QUICK, LONG_LISTS = "table_quick", "fingerprints"  # recipes of a table for which nothing is chosen; with molecules
+MOLECULE = re.compile(r"(^|: *)['\"]?molecule['\"]?\s*([,}]|$)")  # the kind of a column, as an option names it
 CHOOSING = ("gate", "network", "experts", "experiment", "schedule", "permutation", "ckpt", "evaluate")
 BOTH = "hydra.searchpath"  # option of a study and of its runs: folders of further YAML files
 
@@ -50,28 +51,31 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def with_default_recipe(overrides: Sequence[str], searched: Iterable[str] = ()) -> list[str]:
     """Return ``overrides`` with ``recipe=table_quick`` if they choose tables and neither gate, network nor recipe.
 
-    An option of a mixture, such as ``recipe.k``, or a run of another recipe to start from is a choice too; null and
-    none are not. ``searched``: see ``opened``; a data file of the user may name ``table`` in its defaults.
+    It is ``recipe=fingerprints`` if they have a column of molecules. An option of a mixture, such as ``recipe.k``, or a
+    run of another recipe to start from is a choice too; null and none are not. ``searched``: see ``opened``; a data
+    file of the user may name ``table`` in its defaults.
     """
-    quick: Any = OmegaConf.load(CONF / "recipe" / f"{QUICK}.yaml")
-    of_quick = {f"recipe.{name}" for name in quick.recipe}
     values = {key_of(override): override.partition("=")[2] for override in overrides}
+    molecules = [key for key in values if key.startswith("data.columns") and MOLECULE.search(values[key])]
+    recipe = LONG_LISTS if molecules else QUICK
+    default: Any = OmegaConf.load(CONF / "recipe" / f"{recipe}.yaml")
+    of_default = {f"recipe.{name}" for name in default.recipe}
     keys = [key for key, value in values.items() if value not in ("null", "none", "")]
     is_chosen = any(
-        key.split(".")[0] in CHOOSING or key == "recipe" or (key.startswith("recipe.") and key not in of_quick)
+        key.split(".")[0] in CHOOSING or key == "recipe" or (key.startswith("recipe.") and key not in of_default)
         for key in keys
     )
     names = values.get("data", "").split(",")
-    if is_chosen or _starts_from_other(values) or not all(_is_plain_table(name, searched) for name in names):
+    if is_chosen or _starts_from_other(values, recipe) or not all(_is_plain_table(name, searched) for name in names):
         return [*overrides]
-    return [*overrides, f"recipe={QUICK}"]
+    return [*overrides, f"recipe={recipe}"]
 
 
-def _starts_from_other(values: Mapping[str, str]) -> bool:
-    """Return whether a run starts from one in whose folder another recipe is recorded."""
+def _starts_from_other(values: Mapping[str, str], recipe: str) -> bool:
+    """Return whether a run starts from one in whose folder another recipe than ``recipe`` is recorded."""
     folder = resolvers.run_folder(values.get("start_from", "").strip("'\""))
     choices = None if folder is None else read_json(folder / COMMAND).get("choices")
-    return isinstance(choices, Mapping) and choices.get("recipe", QUICK) != QUICK
+    return isinstance(choices, Mapping) and choices.get("recipe", recipe) != recipe
 
 
 def _is_plain_table(name: str, searched: Iterable[str]) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mtl.checks import InputError
+from mtl.checks import InputError, require
 from mtl.networks.attention import TargetAttention
+from mtl.networks.bag import BagLayer, Pooling
 from mtl.networks.numeric_embedding import PiecewiseLinearEmbedding, SoftClip
 from mtl.nn.functional import at_least_float32
-from mtl.options import Count, validated
+from mtl.options import Count, Dropout, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
@@ -25,17 +27,11 @@ HASH_FACTORS = ((1_103_515_245, 12_345), (1_664_525, 1_013_904_223))  # (a, b): 
 Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table
 
 
-def build_bottom(
-    inputs: Mapping[str, InputSpec],
-    embedding_dim: Count | None = 128,
-    attention_units: Sequence[Count] = (36,),
-    hash_buckets: Buckets | None = None,
-    number_dim: Count | Literal["auto"] | None = None,
-) -> TabularBottom | ImageBottom:
-    """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
+def build_bottom(inputs: Mapping[str, InputSpec], **options: Any) -> TabularBottom | ImageBottom:
+    """Return the bottom that fits the inputs: one image, or categorical and numeric inputs, with ``options``."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
         return ImageBottom(inputs)
-    return TabularBottom(inputs, embedding_dim, attention_units, hash_buckets, number_dim)
+    return TabularBottom(inputs, **options)
 
 
 class ImageBottom(nn.Module):
@@ -71,10 +67,11 @@ class TabularBottom(nn.Module):
 
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). With None, each input's number of ids decides,
     see ``default_embedding_dim``, and they start N(0, 0.3^2). That of a list is the mean over its elements, zeros for
-    an empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units``
-    sums them. An input with more than ``hash_buckets`` ids has a table of so many rows, see ``HashEmbedding``. If it
-    has more only since a later run, earlier ids keep their rows, and the ids beyond the table have the mean of two
-    hashed rows.
+    an empty one; ``list_pooling``, ``list_dropout`` and ``list_dim``, in place of ``embedding_dim``, change this, see
+    ``BagLayer``. A list with a target shares the target's embeddings, and ``TargetAttention`` of ``attention_units``
+    sums them, whatever these three are. An input with more than ``hash_buckets`` ids has a table of so many rows, see
+    ``HashEmbedding``. If it has more only since a later run, earlier ids keep their rows, and the ids beyond the table
+    have the mean of two hashed rows.
 
     Numbers are unchanged, except that those whose edges the data module has learnt are ``soft_clip``; with
     ``number_dim``, they get a ``PiecewiseLinearEmbedding`` of so many entries too; "auto": of ``NUMBER_DIM``, unless
@@ -89,6 +86,9 @@ class TabularBottom(nn.Module):
         attention_units: Sequence[Count] = (36,),
         hash_buckets: Buckets | None = None,
         number_dim: Count | Literal["auto"] | None = None,
+        list_pooling: Pooling = "mean",
+        list_dim: Count | None = None,
+        list_dropout: Dropout = 0.0,
     ) -> None:
         super().__init__()
         if number_dim == "auto":
@@ -108,6 +108,11 @@ class TabularBottom(nn.Module):
             if isinstance(spec, Categorical | Bag)
         }
         dims |= {name: dims[target] for name, target in self.targets.items()}
+        self.pooled = [name for name, spec in inputs.items() if isinstance(spec, Bag) and spec.target is None]
+        no_list = f"bottom.list_pooling={list_pooling}: no input is a list without a target, see data.columns"
+        require(bool(self.pooled) or list_pooling == "mean", no_list)
+        dims |= dict.fromkeys(self.pooled, list_dim) if list_dim is not None else {}
+        self.bags = nn.ModuleList(BagLayer(dims[name], list_pooling, list_dropout) for name in self.pooled)
         self.attention = nn.ModuleList(TargetAttention(dims[name], attention_units) for name in attended)
         self.numbers = nn.ModuleList()  # of the numeric inputs, in order
         for name, spec in inputs.items():
@@ -118,7 +123,8 @@ class TabularBottom(nn.Module):
                 rows = size if hash_buckets is None else min(size, hash_buckets)
                 table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(rows, dims[name])
                 if isinstance(spec, Bag):
-                    table = nn.EmbeddingBag(rows, dims[name], mode="mean", padding_idx=0)
+                    mode = "mean" if list_pooling == "mean" else "sum"
+                    table = nn.EmbeddingBag(rows, dims[name], mode=mode, padding_idx=0)
                 if embedding_dim is None:
                     nn.init.normal_(table.weight, std=EMBEDDING_STD)
                 else:
@@ -163,8 +169,14 @@ class TabularBottom(nn.Module):
             first, second = hashed_rows(ids, len(table.weight), len(table.weight))
             return (table(first) + table(second)) / 2  # the same row twice for ids within the table
 
-        embedded = {name: embed(name, inputs[name] + (name in self.targets.values())) for name in tables}
-        parts = [*embedded.values()]
+        embedded = {
+            name: embed(name, inputs[name] + (name in self.targets.values()))
+            for name in tables
+            if name not in self.pooled
+        }
+        for name, bag in zip(self.pooled, self.bags, strict=True):
+            embedded[name] = bag(inputs[name], partial(embed, name))
+        parts = [embedded[name] for name in tables]
         for (name, target), attention in zip(self.targets.items(), self.attention, strict=True):
             parts.append(attention(embed(target, inputs[name]), embedded[target], inputs[name] != 0))
         for name, embedding in zip(self.numeric, self.numbers, strict=True):

@@ -30,10 +30,10 @@ class Categorical:
 class Bag:
     """The elements of a list per row, ids in ``[0, size)``; tensor ``[B, length]`` of int64 or int32.
 
-    Id 0 is padding for shorter lists. The order of the elements has no meaning. ``target``: the categorical input that
-    the elements are compared with: for the items that a user has seen, the item of the row. Its ids are one less than
-    those of the same elements in the list, and its size is one less than that of the list. ``added``: as for
-    ``Categorical``.
+    Id 0 is padding for shorter lists, id 1 an element that the training rows do not have. The order of the elements has
+    no meaning. ``target``: the categorical input that the elements are compared with: for the items that a user has
+    seen, the item of the row. Its ids are one less than those of the same elements in the list, and its size is one
+    less than that of the list. ``added``: as for ``Categorical``.
     """
 
     size: int

@@ -58,6 +58,7 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],
     "experts=conv": ["data=multi_mnist"],
     "recipe=celeba": ["data=celeba"],
+    **{f"recipe={name}": ["data=molecules"] for name in ("fingerprints", "molecules")},
     "recipe=digits": ["data=multi_mnist"],
     "recipe=four_mnists": ["data=multi_mnist"],
     "recipe=multi_mnist": ["data=digits"],

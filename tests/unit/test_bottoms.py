@@ -135,6 +135,41 @@ def test_more_padding_changes_nothing() -> None:
     torch.testing.assert_close(bottom(longer), bottom(ROWS))
 
 
+BAGS: dict[str, InputSpec] = {"bits": Bag(6, 4), "x": Numeric(1)}
+BITS = torch.tensor([[2, 4, 0, 0], [5, 3, 2, 4], [0, 0, 0, 0], [1, 2, 1, 0]])  # 1: not in the training rows
+
+
+@pytest.mark.parametrize("pooling", ["sum", "sqrtn"])
+def test_a_sum_of_a_list_is_a_dense_layer(pooling: str) -> None:
+    torch.manual_seed(0)
+    bottom: Any = TabularBottom(BAGS, 2, list_pooling=pooling, list_dim=7, list_dropout=0.5).eval()
+    nn.init.normal_(bottom.bags[0].bias)
+    vectors = nn.functional.one_hot(BITS, 6)[..., 2:].sum(1).float()
+    vectors = vectors / (vectors.sum(1, keepdim=True).clamp(min=1).sqrt() if pooling == "sqrtn" else 1)
+    expected = torch.relu(vectors @ bottom.embeddings[0].weight[2:] + bottom.bags[0].bias)
+    found = bottom({"bits": BITS, "x": torch.zeros(4, 1)})
+    torch.testing.assert_close(found, torch.cat([expected, torch.zeros(4, 1)], 1))
+    assert found.shape[1] == bottom.output_dim == 8
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum"])
+def test_dropout_leaves_out_elements_and_keeps_the_mean(pooling: str) -> None:
+    torch.manual_seed(0)
+    bottom: Any = TabularBottom({"bits": Bag(6, 4)}, 5, list_pooling=pooling, list_dropout=0.25)
+    nn.init.eye_(bottom.embeddings[0].weight)
+    found = bottom({"bits": torch.tensor([[2, 3, 4, 0]]).expand(4000, 4)})
+    assert set(found.unique().tolist()) == (
+        {0, 1, 0.5, torch.tensor(1 / 3).item()} if pooling == "mean" else {0, torch.tensor(4 / 3).item()}
+    )
+    expected = (1 - 0.25**3) / 3 if pooling == "mean" else 1.0
+    torch.testing.assert_close(found.mean(0), torch.tensor([0, 0, *[expected] * 3]), atol=0.03, rtol=0)
+
+
+def test_sums_need_a_list() -> None:
+    with pytest.raises(InputError, match="list_pooling=sum: no input is a list without a target"):
+        TabularBottom({"item": Categorical(4), "seen": Bag(5, 3, "item")}, list_pooling="sum")
+
+
 def test_crosses_need_vectors() -> None:
     with pytest.raises(InputError, match="'photo' is Image"):
         CrossBottom({"photo": Image(1, 8, 8)})

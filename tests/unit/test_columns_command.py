@@ -50,6 +50,25 @@ def test_a_split_by_time_or_by_user_is_advised(
     assert "split_by=group" not in out
 
 
+def test_long_lists_and_molecules_are_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bits = [[row % 211, *range(row % 7, row % 7 + 10)] for row in range(400)]
+    lists = {
+        "bits": bits,
+        "tags": [[row % 211] for row in range(400)],
+        "few": [[*range(row % 9, 12)] * 3 for row in range(400)],
+    }
+    pl.DataFrame({**lists, "SMILES": ["C" * (row % 90) + "O" for row in range(400)], "y": [0, 1] * 200}).write_parquet(
+        "t.parquet"
+    )
+    out = columns(capsys, "t.parquet", "y")
+    assert "bits: a list of 211 ids, 11 per row: recipe=fingerprints" in out
+    assert out.count("recipe=fingerprints") == 2
+    assert "SMILES: if these are molecules, set 'data.columns.SMILES=molecule' recipe=fingerprints (needs rdkit)" in out
+
+
 def test_labels_with_decimal_commas_or_bad_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,6 +200,20 @@ def test_a_table_has_its_recipe_where_nothing_is_chosen(overrides: list[str], is
     assert with_default_recipe(overrides, [f"file://{tmp_path}"]) == [*overrides, *added]
 
 
+@pytest.mark.parametrize(
+    ("option", "recipe"),
+    [
+        ("data.columns.smiles=molecule", "fingerprints"),
+        ("data.columns={id: category, smiles: {kind: 'molecule'}}", "fingerprints"),
+        ("data.columns={molecule: category}", "table_quick"),
+        ("data.columns.molecule=text", "table_quick"),
+    ],
+)
+def test_molecules_have_a_recipe_of_their_own(option: str, recipe: str) -> None:
+    assert with_default_recipe(["data=table", option]) == ["data=table", option, f"recipe={recipe}"]
+    assert with_default_recipe(["data=table", option, "gate=comet"]) == ["data=table", option, "gate=comet"]
+
+
 def test_a_run_that_starts_from_another_recipe_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     overrides = ["data=table", f"start_from={tmp_path}"]

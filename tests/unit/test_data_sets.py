@@ -25,6 +25,7 @@ from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.kuairand import KuaiRandDataModule
+from mtl.data_modules.molecules import MoleculesDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule
 from mtl.data_modules.omniglot import OmniglotDataModule
@@ -37,7 +38,7 @@ from mtl.data_modules.task_batches import TasksDataModule
 from torchvision.datasets import MNIST, SVHN, Omniglot
 
 from mtl.checks import InputError
-from mtl.types import MISSING_CLASS, Batch, Categorical, Image, Tokens
+from mtl.types import MISSING_CLASS, Bag, Batch, Categorical, Image, Tokens, has_label
 from tests.digit_files import write_digits
 from tests.file_server import serving, zipped
 from tests.loaded import loaded
@@ -80,6 +81,7 @@ CASES = {
     "jester": Case(JesterDataModule, {}, ("jester",), ("jester/jester-data-tiny.csv",)),
     "celeba": Case(CelebADataModule, FACE, ("celeba",), FACES, seeded=False),
     "census_income": Case(CensusIncomeDataModule, {}, ("census_income",), (CENSUS,), seeded=False),
+    "molecules": Case(MoleculesDataModule, {}, ("molecules",), ("molecules/tox21.csv.gz",)),
     "kuairand": Case(KuaiRandDataModule, {}, ("KuaiRand-Pure",), (LOG,), seeded=False),
     "digits": Case(DigitsDataModule, {}, ("MNIST", "SVHN"), ("SVHN/test_32x32.mat",)),
     "multi_mnist": Case(MultiMNISTDataModule, SIZES, ("MNIST",), PIXELS),
@@ -144,8 +146,8 @@ def test_rows_fit_the_spec(case: Case, root: Path) -> None:
                 if isinstance(kind, Image):
                     assert values.dtype == torch.uint8
                     assert tuple(values.shape[1:]) == (kind.channels, kind.height, kind.width)
-                elif isinstance(kind, Categorical | Tokens):
-                    most = kind.size if isinstance(kind, Categorical) else kind.vocab
+                elif isinstance(kind, Categorical | Bag | Tokens):
+                    most = kind.vocab if isinstance(kind, Tokens) else kind.size
                     assert values.dtype == torch.int64
                     assert 0 <= int(values.min()) <= int(values.max()) < most
                 else:
@@ -156,13 +158,18 @@ def test_rows_fit_the_spec(case: Case, root: Path) -> None:
                 if task.kind == "regression":
                     assert target.is_floating_point()
                 elif task.kind == "binary":
-                    assert set(target.tolist()) <= {0.0, 1.0}
+                    assert set(target[has_label(task, target)].tolist()) <= {0.0, 1.0}
                 else:
                     assert target.dtype == torch.int64
                     most = task.num_classes if task.kind == "multiclass" else batch.inputs["tokens"].shape[1]
                     assert bool(((target >= 0) & (target < most) | (target == MISSING_CLASS)).all())
                 missing = target.isnan().any() if target.is_floating_point() else False
-                assert not missing or (case.kind.__base__.__name__ == "InteractionsDataModule" and name == "rating")
+                some = case.kind is MoleculesDataModule  # not each molecule was in each assay
+                assert (
+                    not missing
+                    or some
+                    or (case.kind.__base__.__name__ == "InteractionsDataModule" and name == "rating")
+                )
         assert found == sum(len(rows) for rows in rows_of(data, split).values()) > 0
     for kind in data.spec.inputs.values():
         if isinstance(kind, Image):

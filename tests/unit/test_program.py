@@ -65,10 +65,12 @@ def text(**options: Any) -> nn.Module:
     )
 
 
+BAGS: dict[str, Any] = {"embedding_dim": 4, "list_pooling": "sqrtn", "list_dim": 6, "list_dropout": 0.5}
 DENSE = partial(StackedDense, units=[6])
 NETWORKS: dict[str, tuple[DataSpec, Callable[[], nn.Module]]] = {
     "comet+": (ROWS, lambda: mixture(ROWS, CometGate, DENSE, permutation=Permutation)),
     "static": (ROWS, lambda: mixture(ROWS, TopKGate, DENSE, static_gate=True, permutation=Permutation)),
+    "bags": (ROWS, lambda: MMoE(ROWS, 5, partial(build_bottom, **BAGS), DENSE, CometGate, Heads)),
     "images": (IMAGES, lambda: mixture(IMAGES, partial(CometGate, k=1), CONV)),
     "ple": (ROWS, lambda: ple(CometGate, False)),
     "ple static": (ROWS, lambda: ple(TopKGate, True)),
@@ -100,7 +102,7 @@ def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs:
             torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
 
 
-FAST = ("static", "images", "routed", "tokens")  # comet+: below
+FAST = ("static", "bags", "images", "routed", "tokens")  # comet+: below
 PT2 = [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in NETWORKS if n != "comet+"]
 
 
@@ -169,9 +171,10 @@ def test_names_of_columns_and_tasks_are_free(tmp_path: Path) -> None:
     check(run, network, inputs)
 
 
+@pytest.mark.parametrize("name", ["comet+", "bags"])
 @torch.no_grad()
-def test_onnx_equals_network(tmp_path: Path) -> None:
-    _, network, inputs = build("comet+")
+def test_onnx_equals_network(name: str, tmp_path: Path) -> None:
+    _, network, inputs = build(name)
     names = [task.name for task in network.tasks]
     program = export(Readable(exportable(network)), inputs)
     check(save(program, tmp_path / "model.pt2"), network, inputs)

@@ -151,9 +151,9 @@ def test_streams_are_split_as_tables_in_memory(options: dict[str, Any], tmp_path
     [
         ({"split": {"by": "time"}}, r"split={.*}: name the column, as in data.split.column=NAME"),
         ({"split": {"by": "group"}}, r"split={.*}: name the column, as in data.split.column=NAME"),
-        ({"split": {"column": "at"}}, r"split={.*}: column is for by=time, group or column"),
+        ({"split": {"column": "at"}}, r"split={.*}: column is for by=time, group, scaffold or column"),
         ({"split": {"gap": 2.0}}, r"split={.*}: gap is for by=time"),
-        ({"split": {"by": "days", "column": "at"}}, r"split.by=days: must be 'random', 'time', 'group' or 'column'"),
+        ({"split": {"by": "days", "column": "at"}}, r"split.by=days: must be 'random', 'time', 'group', 'scaffold' or"),
         ({"split": {"by": "time", "column": "att"}}, r"no column 'att' \(did you mean 'at'"),
         ({"split": {"by": "time", "column": "gaps"}}, "column 'gaps', row 2: None: data.split.by=time needs"),
         ({"split": {"by": "group", "column": "gaps"}}, "column 'gaps', row 2: None: data.split.by=group needs"),

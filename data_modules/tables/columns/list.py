@@ -1,9 +1,9 @@
-"""Columns of lists and of texts, whose elements have ids."""
+"""Columns of lists, texts and molecules, whose elements have ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -14,7 +14,8 @@ from mtl.types import Bag
 
 from ..cells import Cells, as_text
 from ..histograms import Histogram, category_histogram
-from ..options import TableOptions
+from ..molecules import find_bits
+from ..options import ElementKind, TableOptions
 from ..profile import Blocks, Profile
 from ..statistics import Counts
 from ..vocabulary import Vocabulary
@@ -28,13 +29,13 @@ MAX_TEXT_ELEMENTS = 256  # and that are read from a text, if the options say not
 
 @dataclass(frozen=True, kw_only=True)
 class ListColumn(Column):
-    """Lists, or texts, which are lists of words and letter groups. Id 1 is unknown, and id 0 is padding.
+    """Lists; texts, as lists of words and letter groups; molecules, as lists of bits. Id 1 is unknown, id 0 is padding.
 
     Only the first ``length`` elements of a list are read. ``separator``: of the elements if a cell is text; "" if a
     cell is a list. ``target``: the categorical column that has the same vocabulary, if there is one.
     """
 
-    kind: Literal["list", "text"]
+    kind: ElementKind
     length: int
     separator: str = ""
     target: str | None = None
@@ -80,7 +81,7 @@ class ListColumn(Column):
 class ListLearner(Learner):
     def __init__(self, profile: Profile, options: TableOptions, sample: pl.Series) -> None:
         super().__init__(profile, options, sample)
-        self.kind: Literal["list", "text"] = "text" if profile.kind == "text" else "list"
+        self.kind: ElementKind = profile.kind if profile.kind in ("text", "molecule") else "list"
         self.column_options, self.counts, self.longest = options.of(self.name), Counts(), 1
         self.min_count = options.vocabulary.min_count_of(self.kind)
         self.max_size = self.max_size or (MAX_TEXT_VOCABULARY if self.kind == "text" else None)
@@ -104,9 +105,16 @@ class ListLearner(Learner):
         )
 
 
-def split_lists(cells: Cells, kind: Literal["list", "text"], separator: str) -> pl.Series:
-    """Return each cell as a list of texts, without empty texts and null values; null for an empty cell."""
+def split_lists(cells: Cells, kind: ElementKind, separator: str) -> pl.Series:
+    """Return each cell as a list of texts, without empty texts and null values; null for an empty cell.
+
+    Raises InputError, which names the first cell that is no molecule where one is expected.
+    """
     column = cells.column
+    if kind == "molecule":
+        bits = find_bits(as_text(column))
+        cells.note_invalid(bits, "a molecule in SMILES that rdkit reads")
+        return bits
     if kind == "text":
         return words_and_groups(column)
     if isinstance(column.dtype, pl.Array):
