@@ -90,9 +90,14 @@ class AfterTraining(Callback):
             return
         tasks, is_table = list(pl_module.tasks.values()), data.labelled is not None
         calibrated = {task.name: task for task in tasks if task.kind in self.kinds}
-        names = choose_models(self.blend, data.spec.inputs, tasks) if is_table else []
+        is_limited = self.time_limit is not None
+        names = choose_models(self.blend, data.spec.inputs, tasks, is_limited) if is_table else []
         others = FittedModels.fit(names, data.spec, data, trainer.is_global_zero, self._deadline)
-        self._report_left_out(trainer, [name for name in names if name not in others.models])
+        self._report_left_out(
+            trainer,
+            [name for name in names if name not in others.models]
+            + [f"{name} of {len(m.left_out)} tasks" for name, m in others.models.items() if m.left_out],
+        )
         outputs_of = pl_module.tasks if others.models else calibrated
         models = [NETWORK, *others.models, *([BLEND] if others.models else [])]
         evaluations = {name: Evaluation(tasks, outputs_of).to(pl_module.device) for name in models}
@@ -107,7 +112,8 @@ class AfterTraining(Callback):
                 rows.append((Batch({}, batch.targets, batch.weights, batch.groups, batch.row_ids), on_cpu))
         if others.models:
             by_model = {name: evaluations[name].gathered() for name in models[:-1]}
-            weights = gather(choose_weights(tasks, by_model) if trainer.is_global_zero else {})[0]
+            left_out = {name: model.left_out for name, model in others.models.items()}
+            weights = gather(choose_weights(tasks, by_model, left_out) if trainer.is_global_zero else {})[0]
             others = pl_module.other_models = replace(others, weights=weights)
             rows = [(batch, {**outputs, BLEND: blend_outputs(weights, outputs)}) for batch, outputs in rows]
             for batch, outputs in rows:

@@ -23,6 +23,8 @@ from .tables.molecules import find_scaffolds
 from .tables.options import TableOptions
 from .tables.row_source import Block, RowSource
 
+MAX_RARE_SETS = 8  # columns with a rare value whose sets of rare values are strata
+
 
 @dataclass(frozen=True)
 class SplitRows:
@@ -103,7 +105,8 @@ def read_splits(source: RowSource, column: str) -> dict[str, Tensor]:
 def read_rare_classes(source: RowSource, columns: Sequence[str], fraction: float) -> Tensor | None:
     """Return the stratum of each row ``[N]``: which of ``columns`` have, of two values, the one below ``fraction``.
 
-    None if no column has such a value.
+    If many columns have such a value, the stratum is the rarest one in the row: nearly each row would have a set of its
+    own, and one row cannot be divided. None if no column has such a value.
     """
     rare = []
     for column in columns:
@@ -116,6 +119,9 @@ def read_rare_classes(source: RowSource, columns: Sequence[str], fraction: float
             rare.append((text == counts[column][1]).fill_null(False).to_numpy())
     if not rare:
         return None
+    if len(rare) > MAX_RARE_SETS:
+        rare.sort(key=lambda is_rare: int(is_rare.sum()))
+        return torch.from_numpy(np.column_stack([*rare, np.ones(len(rare[0]), bool)]).argmax(1))
     return torch.from_numpy(np.unique(np.stack(rare, 1), axis=0, return_inverse=True)[1].reshape(-1))
 
 

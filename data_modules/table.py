@@ -193,6 +193,7 @@ class TableDataModule(TensorDataModule):
             logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
         rows = self.split_rows()
         spec = self._learn(rows["train"]) if self.row_encoder is None else self.spec
+        self._keep_labels(spec)
         assert self.row_encoder is not None
         if self.window_rows is None:
             self.row_encoder.remarks.invalid.clear()  # encoding the rows of all splits counts them again
@@ -229,6 +230,16 @@ class TableDataModule(TensorDataModule):
                 "%s: the network was trained on rows of this file: what it gets right says little about new ones",
                 self.paths["test"],
             )
+
+    def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
+        super().load_state_dict(state, test_only)
+        if state:
+            self._keep_labels(self.spec)
+
+    def _keep_labels(self, spec: DataSpec) -> None:
+        """Forget the tasks that were left out when ``spec`` was learnt, see ``finish_labels``."""
+        names = {*spec.task_names}
+        self.labels = [task for task in self.labels if task.name in names]
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         if self.keep_encoding and "columns_by_name" in (state.get("encoder") or {}):  # that of a table

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -205,3 +206,9 @@ def as_text(column: pl.Series) -> pl.Series:
         column = column.cast(pl.String).zip_with(~whole.fill_null(False), column.cast(pl.Int64, strict=False).cast(str))
     text = column.cast(pl.String).str.strip_chars().replace(SPELLINGS)
     return text.str.replace(r"^(-?\d+)\.0+$", "$1").replace("-0", "0")
+
+
+@lru_cache(maxsize=256)
+def texts_of(values: tuple[Any, ...], dtype: pl.DataType) -> list[str | None]:
+    """Return ``as_text`` of some values: of hundreds of columns of labels, most have the same ones."""
+    return as_text(pl.Series(values, dtype=dtype)).to_list()

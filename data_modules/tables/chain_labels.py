@@ -23,10 +23,11 @@ def find_filled_tasks(labels: Sequence[TargetOptions], specs: Sequence[TaskSpec]
     In such a column, an empty cell without a click means no purchase; in others, it is a missing label. This follows
     from all training rows together, so it does not depend on the blocks that they are read in.
     """
-    ordered = _by_depth(labels)
+    specs_by_name = {spec.name: spec for spec in specs}
+    ordered = [task for task in _by_depth(labels) if task.name in specs_by_name]
     if all(task.after is None for task in ordered):
         return []
-    columns, specs_by_name = [task.column for task in ordered], {spec.name: spec for spec in specs}
+    columns = [task.column for task in ordered]
     parts = []
     for frame, where in blocks(columns):
         distinct = frame.unique(columns, keep="first", maintain_order=True)

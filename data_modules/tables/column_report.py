@@ -30,6 +30,7 @@ WIDTH = 80
 MAX_COLUMNS_LISTED = 40  # columns in the table, besides those with a warning
 MAX_EXAMPLES, MAX_EXAMPLE_LETTERS = 3, 20  # values of a column, and their length in all
 CONSTANT = "constant"
+MAX_LEAKS_LISTED = 5  # columns that predict a task perfectly, each with a warning of its own
 MIN_ROWS_PER_VALUE = 10  # a column with fewer rows for each value predicts any label perfectly, by chance
 MIN_ROWS_OR_VALUES = 5  # rows of each class, or distinct numbers, by which a leak is judged
 MIN_RANK_CORRELATION = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
@@ -60,10 +61,15 @@ def log_overview(
                 "%s: %s differ only in case or spaces, but are different categories%s",
                 format_value(name), join_names(groups[0]), f"; so do {len(groups) - 1} more" if groups[1:] else "",
             )  # fmt: skip
-    for name, tasks in perfect.items():
+    for name, tasks in perfect.items() if len(perfect) <= MAX_LEAKS_LISTED else ():
         logger.warning(
             "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
             name, join_names(tasks), name,
+        )  # fmt: skip
+    if len(perfect) > MAX_LEAKS_LISTED:
+        logger.warning(
+            "%d columns predict a task perfectly: leave out with data.ignore those known only after the label: %s",
+            len(perfect), join_names(perfect),
         )  # fmt: skip
 
 
@@ -133,17 +139,16 @@ def find_leaks(
     columns: Sequence[Profile], labels: Sequence[TargetOptions], sample: pl.DataFrame
 ) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
+    compared = [column for column in columns if column.used and column.kind not in (*ELEMENT_KINDS, None)]
     targets = {
         task.name: parse_numbers(sample[task.column], task.format).fill_null(float("nan")).to_numpy()
         if task.kind == "regression"
         else number_classes(sample[task.column])
-        for task in labels
+        for task in (labels if compared else ())
     }
     read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"number": parse_numbers, "date": parse_dates}
     leaks: dict[str, list[str]] = {}
-    for column in columns if labels else ():
-        if not column.used or column.kind in (*ELEMENT_KINDS, None):
-            continue
+    for column in compared if labels else ():
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.format) if parse_cells else as_text(sample[column.name])
         ordered = LeakCheck(cells, column.kind in read)

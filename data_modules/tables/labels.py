@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import polars as pl
@@ -19,7 +21,7 @@ from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positi
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
-from .cells import Cells, as_text, parse_numbers
+from .cells import Cells, as_text, parse_numbers, texts_of
 from .inference import find_format, quote_format
 from .options import TableOptions
 from .statistics import Counts, Moments
@@ -31,6 +33,9 @@ MAX_WEIGHT = 1e9  # the largest weight of a task or of its positive rows
 MIN_POS_WEIGHT = 1e-9  # the smallest weight of positive rows
 MAX_LABEL = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
 MAX_CLASSES_LISTED = 10  # classes in a message
+UNKNOWN_CLASS = -1  # of a label that the training rows do not have
+MAX_TASKS_LISTED = 32  # tasks whose labels the log describes one by one
+MAX_LEFT_OUT_LISTED = 5  # tasks in the warning of those that are left out
 NO_LABEL = "no training row has a label for task"
 RARE_CLASS_FRACTION = 0.05  # a class with a smaller fraction of the labels is rare
 METRICS_OF_RARE_CLASSES = {  # the default metrics of a task with a rare class
@@ -96,12 +101,14 @@ class LabelOptions(LabelRules):
     task; labels of rows in which it is not positive, or has no label, do not count in training, validation and test.
     Its labels count only where its own ``where`` holds.
     Classes, and the mean and the standard deviation of a regression, are still those of the whole column.
+    ``pattern``: the pattern that stood for the column, see ``mtl.config.patterns`` and ``finish_labels``.
     """
 
     column: Name | int | None = None
     weight_column: Name | None = None
     after: Name | None = None
     where: Name | None = None
+    pattern: Name | None = None
 
 
 class TargetOptions(LabelOptions):
@@ -127,12 +134,12 @@ class TargetOptions(LabelOptions):
         targets = [TargetOptions.of(name, options) for name, options in options_by_name.items()]
         check_chains(targets, "data.tasks.")
         binary = [target.name for target in targets if target.kind == "binary"]
-        for target in targets:
+        for target in (target for target in targets if target.where is not None):
             location = f"data.tasks.{target.name}: where={target.where}"
             others = [name for name in binary if name != target.name]
             hint = f"name another binary task; there are {join_names(others) or 'none'}"
-            require(target.where is None or target.where in others, f"{location}: {hint}")
-            require(target.where is None or target.after is None, f"{location}: a task has where or after, not both")
+            require(target.where in others, f"{location}: {hint}")
+            require(target.after is None, f"{location}: a task has where or after, not both")
         targets_by_name = {target.name: target for target in targets}
         for target in targets:
             find_conditions(target, targets_by_name)
@@ -181,16 +188,20 @@ class TargetOptions(LabelOptions):
             values = self.numbers(frame, where)
             labels.add(values.log() if self.transform else values)
 
-    def finish(self, labels: Counts | Moments, where: str, earlier: TaskSpec | None = None) -> TaskSpec:
+    def finish(
+        self, labels: Counts | Moments, where: str, earlier: TaskSpec | None = None, level: int = logging.INFO
+    ) -> TaskSpec:
         """Return the TaskSpec that follows from the statistics of the labels of all training rows. Raises InputError.
 
-        The classes and the scale are those of ``earlier``, the task of the run that this one starts from.
+        The classes and the scale are those of ``earlier``, the task of the run that this one starts from. ``level``:
+        of the message that describes them.
         """
         if isinstance(labels, Counts):
-            return self._spec_of_classes(labels, where, earlier)
+            return self._spec_of_classes(labels, where, earlier, level)
         require(labels.count > 0, f"{where}, column {self.column!r}: {NO_LABEL} {self.name!r}")
         mean, std = (labels.mean, labels.std or 1.0) if self.standardize is not False else (0.0, 1.0)
-        logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, labels.mean, labels.std)
+        described = "task %s (regression): mean %.4g, standard deviation %.4g"
+        logger.log(level, described, self.name, labels.mean, labels.std)
         if earlier is not None:
             mean, std = earlier.mean, earlier.std
         elif self.loss == "poisson":
@@ -200,17 +211,15 @@ class TargetOptions(LabelOptions):
         metrics = tuple(self.metrics) or (() if self.loss == "quantile" else METRICS_OF_NUMBERS)
         return TaskSpec(self.name, "regression", weight=self.weight, metrics=metrics, **scale)
 
-    def _spec_of_classes(self, labels: Counts, where: str, earlier: TaskSpec | None) -> TaskSpec:
-        location, table = f"{where}, column {self.column!r}", labels.table()
-        text = table.select(value=as_text(table["value"]), count="count").drop_nulls("value")
-        count_of = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
+    def _spec_of_classes(self, labels: Counts, where: str, earlier: TaskSpec | None, level: int) -> TaskSpec:
+        location, count_of = f"{where}, column {self.column!r}", count_classes(labels)
         require(bool(count_of), f"{location}: {NO_LABEL} {self.name!r}")
         classes = list(earlier.classes) if earlier is not None else self._classes(count_of, location)
         counts = [count_of.get(name, 0.5) for name in classes]  # an earlier class without rows has half a label
         metrics, total = tuple(self.metrics), sum(counts)
         if not metrics and min(counts) < RARE_CLASS_FRACTION * total:
             metrics = METRICS_OF_RARE_CLASSES[self.kind]
-        self._log_classes(classes, counts, metrics)
+        self._log_classes(classes, counts, metrics, level)
         if self.kind == "multiclass":
             weights: dict[str, Any] = {"class_weights": self._weights_of(classes, counts, location)}
         else:
@@ -224,7 +233,7 @@ class TargetOptions(LabelOptions):
             weight /= -sum(count / total * math.log(count / total) for count in counts)
         return TaskSpec(self.name, self.kind, num_classes, weight, metrics, **options)
 
-    def _log_classes(self, classes: list[str], counts: list[float], metrics: tuple[str, ...]) -> None:
+    def _log_classes(self, classes: list[str], counts: list[float], metrics: tuple[str, ...], level: int) -> None:
         """Log the fraction of each class of the training rows, and which class is predicted."""
         total = sum(counts)
         parts = [f"{format_value(name)} {count / total:.1%}" for name, count in zip(classes, counts, strict=True)]
@@ -232,7 +241,7 @@ class TargetOptions(LabelOptions):
         positive = f"; positive: {format_value(classes[1])}" if self.kind == "binary" else ""
         rare = "; rare: more metrics" if metrics != tuple(self.metrics) else ""
         listed = ", ".join(parts[:MAX_CLASSES_LISTED])
-        logger.info("task %s (%s): %s%s%s%s", self.name, self.kind, listed, more, positive, rare)
+        logger.log(level, "task %s (%s): %s%s%s%s", self.name, self.kind, listed, more, positive, rare)
 
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec``.
@@ -308,15 +317,66 @@ class TargetOptions(LabelOptions):
         return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
-        ids, cells = Vocabulary(classes).encode(frame[self.column]) - 1, Cells(frame, self.column, where)
-        filled = as_text(cells.column).is_not_null()
-        new = filled & pl.Series(ids.numpy() < 0)
-        cells.refuse(
-            new,
-            f" is a label of task {self.name!r} that does not occur in the training rows ({join_names(classes)}); "
-            f"{new.sum()} rows have such labels. Split the rows in another way, or empty these cells",
+        cells = Cells(frame, self.column, where)
+        distinct = cells.column.unique()
+        ids = cells.column.replace_strict(
+            distinct, ids_of((*distinct,), distinct.dtype, (*classes,)), return_dtype=pl.Int64
         )
-        return ids.masked_fill(~torch.from_numpy(filled.to_numpy()), MISSING_CLASS)
+        new = ids == UNKNOWN_CLASS
+        if new.any():
+            cells.refuse(
+                new,
+                f" is a label of task {self.name!r} that does not occur in the training rows ({join_names(classes)}); "
+                f"{new.sum()} rows have such labels. Split the rows in another way, or empty these cells",
+            )
+        return torch.from_numpy(ids.to_numpy(writable=True))
+
+
+@lru_cache(maxsize=256)
+def ids_of(values: tuple[Any, ...], dtype: pl.DataType, classes: tuple[str, ...]) -> list[int]:
+    """Return the class of each of some cells, ``MISSING_CLASS`` if it is empty, or ``UNKNOWN_CLASS``."""
+    ids = (Vocabulary([*classes]).encode(pl.Series(values, dtype=dtype)) - 1).tolist()
+    texts = texts_of(values, dtype)
+    return [MISSING_CLASS if text is None else index for text, index in zip(texts, ids, strict=True)]
+
+
+def count_classes(labels: Counts) -> dict[str, int]:
+    """Return how often each label occurs, as text: 1 and 1.0 are one class."""
+    table, counts = labels.table(), Counter[str]()
+    for text, count in zip(texts_of((*table["value"],), table["value"].dtype), table["count"], strict=True):
+        counts.update({} if text is None else {text: count})
+    return counts
+
+
+def finish_labels(
+    labels: Sequence[TargetOptions],
+    statistics: Sequence[Counts | Moments],
+    where: str,
+    earlier: Mapping[str, TaskSpec] | None = None,
+) -> list[TaskSpec]:
+    """Return the tasks that follow from the ``statistics`` of ``labels``, see ``TargetOptions.finish``.
+
+    Of a pattern, tasks whose training rows have no label, or equal ones, are left out with one warning, unless all are
+    such, or another task names one. Raises InputError.
+    """
+    named = {name for label in labels for name in (label.after, label.where)}
+    varies = [v.std > 0 if isinstance(v, Moments) else len(count_classes(v)) > 1 for v in statistics]
+    patterns = {label.pattern for label, does in zip(labels, varies, strict=True) if does} - {None}
+    left_out = [
+        label.name
+        for label, does in zip(labels, varies, strict=True)
+        if not does and label.pattern in patterns and label.name not in named
+    ]
+    if left_out:
+        reason = "left out, since no training row has a label, or all have the same one: %d of %d tasks: %s%s"
+        more = ", ..." if len(left_out) > MAX_LEFT_OUT_LISTED else ""
+        logger.warning(reason, len(left_out), len(labels), join_names(left_out[:MAX_LEFT_OUT_LISTED]), more)
+    level = logging.INFO if len(labels) <= MAX_TASKS_LISTED else logging.DEBUG
+    return [
+        label.finish(values, where, (earlier or {}).get(label.name), level)
+        for label, values in zip(labels, statistics, strict=True)
+        if label.name not in left_out
+    ]
 
 
 def mask_by_conditions(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

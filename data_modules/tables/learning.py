@@ -26,7 +26,7 @@ from .columns.date import DateLearner, part_names
 from .columns.list import ListColumn, ListLearner
 from .columns.number import NumberLearner
 from .encoder import NUMERIC, TableEncoder
-from .labels import TargetOptions
+from .labels import TargetOptions, finish_labels
 from .options import TableOptions
 from .profile import Blocks, Profile
 from .statistics import Sample
@@ -59,7 +59,7 @@ def infer(
         for profile in profiles:
             profile.add(Cells(frame, profile.name, file, remarks))
         sample.add(frame)
-    specs = [label.finish(values, where) for label, values in zip(labels, statistics, strict=True)]
+    specs = finish_labels(labels, statistics, where)
     for profile in profiles:
         profile.decide_kind(blocks)
     return profiles, specs, sample.rows

@@ -38,6 +38,8 @@ class Counts:
 
     def table(self) -> pl.DataFrame:
         """Return the distinct values, sorted, in the columns value and count."""
+        if self.merged and not self.pending:
+            return self.parts[0]
         whole = pl.concat(self.parts).group_by("value").agg(pl.col("count").sum()).sort("value")
         self.parts, self.merged, self.pending = [whole], len(whole), 0
         return whole

@@ -16,7 +16,7 @@ from .cells import Remarks, as_text
 from .columns.list import ListColumn, max_length_of
 from .encoder import TableEncoder
 from .histograms import Histogram, merge_histograms, training_histogram
-from .labels import TargetOptions
+from .labels import TargetOptions, finish_labels
 from .options import TableOptions
 from .profile import Blocks
 from .statistics import Counts
@@ -116,8 +116,7 @@ def learn_tasks(
     for frame, file in blocks(list(dict.fromkeys(label.column for label in labels))):
         for label, values in zip(labels, statistics, strict=True):
             label.update(values, frame, file)
-    pairs = zip(labels, statistics, strict=True)
-    return [label.finish(values, where, specs_by_name.get(label.name)) for label, values in pairs]
+    return finish_labels(labels, statistics, where, specs_by_name)
 
 
 def check_meaning(label: TargetOptions, task: TaskSpec) -> None:

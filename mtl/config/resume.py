@@ -160,12 +160,14 @@ def resumed_config(
     changed = {*(option for override in overrides for option in _values(override)), *options}
     if evaluate and "data.test_path" in changed:  # which has the rows; the options split the training's file
         changed |= SPLIT
-    tasks = [name.split(".")[2] for name in flatten(saved) if name.startswith("data.tasks.")]
+    tasks: Any = saved["data"].get("tasks")
+    named = tasks.items() if isinstance(tasks, dict) else ()
+    columns = [str(task.get("column", name) if isinstance(task, dict) else name) for name, task in named]
     try:
         cfg = _composed(checkpoint, overrides, compose, {*options, *(changed & SPLIT)})
         before = _composed(checkpoint, (), compose)
         for composed in (cfg, before):
-            with_columns(composed, tasks)
+            with_columns(composed, columns)
         now, former = (flatten(_resolved(composed, sections)) for composed in (cfg, before))
         changed |= {key for key in now.keys() | former.keys() if now.get(key) != former.get(key)}
         fixed = {

@@ -18,7 +18,7 @@ from mtl.types import InputSpec, TaskSpec
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 20_000  # training rows of a model
-MAX_OUTPUTS = 32  # of all tasks together, up to which trees are grown
+MAX_OUTPUTS = 32  # of all tasks together, up to which trees are grown without a time limit
 
 MODELS: dict[str, type[TableModel]] = {"linear": Linear, "lightgbm": LightGBM, "catboost": CatBoost}
 Name = Literal["linear", "lightgbm", "catboost"]
@@ -32,15 +32,18 @@ def check_packages(choice: Choice) -> None:
             require_packages(f"blend={name}", "trees", name)
 
 
-def choose_models(choice: Choice, columns: Mapping[str, InputSpec], tasks: Sequence[TaskSpec]) -> list[str]:
-    """Return the names of the models to fit; for "auto" linear, and lightgbm if it is installed and outputs are few.
+def choose_models(
+    choice: Choice, columns: Mapping[str, InputSpec], tasks: Sequence[TaskSpec], is_limited: bool = False
+) -> list[str]:
+    """Return the names of the models to fit.
 
-    Trees read ids and numbers; without any, they are left out, with a warning if they were named.
+    For "auto" linear, and lightgbm if it is installed, and outputs are few or their time ``is_limited``. Models
+    without a column that they read are left out, with a warning if they were named.
     """
     if choice == "none":
         return []
     if choice == "auto":
-        has_few_outputs = sum(task.outputs for task in tasks) <= MAX_OUTPUTS
+        has_few_outputs = is_limited or sum(task.outputs for task in tasks) <= MAX_OUTPUTS
         choice = ["linear", "lightgbm"] if has_few_outputs and find_spec("lightgbm") is not None else ["linear"]
     else:
         for name in choice:
@@ -50,4 +53,4 @@ def choose_models(choice: Choice, columns: Mapping[str, InputSpec], tasks: Seque
 
 
 def _reads_any(name: str, columns: Mapping[str, InputSpec]) -> bool:
-    return any(isinstance(column, MODELS[name].reads) for column in columns.values())
+    return any(MODELS[name].can_read(column) for column in columns.values())

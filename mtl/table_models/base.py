@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import ClassVar, Self
 
 import torch
@@ -26,11 +27,20 @@ class TableModel(KeepsBufferPrecision, ABC):
 
     reads: ClassVar[tuple[type[InputSpec], ...]] = (Categorical, Bag, Numeric)
     deadline = math.inf  # by time.monotonic(): when a fit ends with what it has
+    left_out: Set[str] = frozenset()  # the names of the tasks for which there was no time
 
     def __init__(self, tasks: Iterable[TaskSpec], columns: Mapping[str, InputSpec]) -> None:
         super().__init__()
         self.tasks = list(tasks)
-        self.columns = {name: column for name, column in columns.items() if isinstance(column, self.reads)}
+        self.columns = {name: column for name, column in columns.items() if self.can_read(column)}
+
+    @classmethod
+    def can_read(cls, column: InputSpec) -> bool:
+        return isinstance(column, cls.reads)
+
+    def has_ended(self) -> bool:
+        """Return whether the fit ended before the deadline, or at least that of some tasks did."""
+        return time.monotonic() < self.deadline
 
     @abstractmethod
     def fit(self, train: Batch, valid: Batch | None = None) -> Self:

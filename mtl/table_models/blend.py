@@ -5,11 +5,12 @@ Models that are unlike each other make different errors, which the mean cancels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from itertools import product
 from statistics import fmean
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,9 @@ def blend_outputs(weights: Weights, outputs_by_model: Mapping[str, Mapping[str, 
 
 
 def choose_weights(
-    tasks: Sequence[TaskSpec], rows_by_model: Mapping[str, Mapping[str, LabeledPredictions]]
+    tasks: Sequence[TaskSpec],
+    rows_by_model: Mapping[str, Mapping[str, LabeledPredictions]],
+    left_out: Mapping[str, Set[str]] = MappingProxyType({}),
 ) -> dict[str, dict[str, float]]:
     """Return, by task, the weights of the network and the other models whose mean is best on validation rows.
 
@@ -71,30 +74,38 @@ def choose_weights(
     r_t(w) + m r(w)) / 2), where m is PRIOR or, if it is less, the number of all labels: points that few rows cannot
     tell apart count alike, and a task with few labels has the weights of the table (measured beside other rules in
     benchmarks/accuracy/blend_candidates.md). ``rows_by_model[model][task]``: the same labelled rows for each model,
-    with its ``output``. A task's weights have the network, and each other model whose weight is not 0.
+    with its ``output``. A task's weights have the network, and each other model whose weight is not 0. ``left_out``:
+    tasks that a model does not predict, by model; the means are then those of the other tasks.
     """
     models = list(rows_by_model)
     points = product(range(STEPS + 1), repeat=len(models))
     grid = torch.tensor([point for point in points if sum(point) == STEPS]).double() / STEPS  # [G, models]
-    relative, labels = dict[str, Tensor](), dict[str, int]()
+    relative, labels, impossible = dict[str, Tensor](), dict[str, int](), dict[str, Tensor]()
     for task in tasks:
+        lacking = torch.tensor([task.name in left_out.get(model, ()) for model in models])
+        impossible[task.name] = (grid[:, lacking] > 0).any(1)
         rows = [labelled_after(task, rows_by_model[model]) for model in models]
-        if not len(rows[0]):
+        count = max(map(len, rows))
+        if not count:
             continue
-        outputs = torch.stack([labelled.output.double() for labelled in rows])  # [models, N, ...]
+        outputs = [part.output.double() for part in rows]
+        nothing = torch.full_like(outputs[models.index(NETWORK)], torch.nan)
+        outputs = torch.stack([nothing if lacks else part for lacks, part in zip(lacking, outputs, strict=True)])
         is_finite = outputs.flatten(1).isfinite().all(1)
-        outputs = outputs.nan_to_num(0.0, 0.0, 0.0)
-        losses = torch.stack([mean_loss(task, torch.tensordot(parts, outputs, 1), rows[0]) for parts in grid])
+        outputs = outputs.nan_to_num(0.0, 0.0, 0.0)  # [models, N, ...]
+        losses = mean_losses(task, torch.tensordot(grid, outputs, 1), rows[models.index(NETWORK)])
         losses[(grid[:, ~is_finite] > 0).any(1)] = torch.inf
         relative[task.name] = (losses - losses.min()) / losses.min().abs().clamp(min=1e-6)  # r_t - 1
-        labels[task.name] = len(rows[0])
+        labels[task.name] = count
     if not relative:
         return {task.name: {NETWORK: 1.0} for task in tasks}
-    mean, chosen = torch.stack([*relative.values()]).mean(0), dict[str, dict[str, float]]()
+    possible = [part.masked_fill(impossible[name], torch.nan) for name, part in relative.items()]
+    mean, chosen = torch.stack(possible).nanmean(0), dict[str, dict[str, float]]()
     prior = min(PRIOR, sum(labels.values()))
     for task in tasks:
         evidence = labels[task.name] * relative[task.name] if task.name in labels else torch.zeros(())
-        weights = torch.softmax(-(evidence + prior * mean) / 2, 0) @ grid
+        cost = (evidence + prior * mean).masked_fill(impossible[task.name], torch.inf)
+        weights = torch.softmax(-cost / 2, 0) @ grid
         weights = torch.where(weights < LEAST, 0.0, weights)
         weights /= weights.sum()
         pairs = zip(models, weights.tolist(), strict=True)
@@ -102,13 +113,14 @@ def choose_weights(
     return chosen
 
 
-def mean_loss(task: TaskSpec, output: Tensor, rows: LabeledPredictions) -> Tensor:
-    """Return the task's mean loss of ``output [N]`` or ``[N, outputs]`` for its labelled ``rows``."""
-    alone = replace(task, after=None, calibration=None)
+def mean_losses(task: TaskSpec, outputs: Tensor, rows: LabeledPredictions) -> Tensor:
+    """Return the task's mean losses ``[G]`` of ``outputs [G, N]`` or ``[G, N, outputs]`` for its labelled ``rows``."""
+    alone, names = replace(task, after=None, calibration=None), [str(index) for index in range(len(outputs))]
     label = rows.label.double() if task.kind == "binary" else rows.label
-    weights = {task.name: rows.weight} if rows.weight.dim() else None
-    _, totals, counts = task_loss_sums({task.name: alone}, {task.name: output}, {task.name: label}, weights)
-    return totals[0] / counts[0].clamp(min=1)
+    weights = dict.fromkeys(names, rows.weight) if rows.weight.dim() else None
+    predictions, labels = dict(zip(names, outputs, strict=True)), dict.fromkeys(names, label)
+    _, totals, counts = task_loss_sums(dict.fromkeys(names, alone), predictions, labels, weights)
+    return totals / counts.clamp(min=1)
 
 
 def mean_weights(weights: Weights) -> dict[str, float]:

@@ -40,7 +40,8 @@ class FittedModels:
         """Fit the models ``names`` to at most ``MAX_ROWS`` training rows of the data module ``data``.
 
         The first process fits them, and the others take what they have learnt. Without training rows there are none.
-        ``deadline``, by ``time.monotonic()``: after it no model is begun, and one that has not ended is left out.
+        ``deadline``, by ``time.monotonic()``: after it no model is begun, and one that has not ended is left out, of
+        trees for the tasks that have none yet.
         """
         with torch.inference_mode(False), torch.enable_grad():  # Lightning tests without gradients
             splits = [data.sample(split, MAX_ROWS) if is_first else None for split in ("train", "val")]
@@ -51,7 +52,7 @@ class FittedModels:
                     model = MODELS[name](spec.tasks, spec.inputs)
                     model.deadline = deadline
                     model.fit(*rows)
-                    if time.monotonic() < deadline and is_finite(model):  # else it has not learnt what it could
+                    if model.has_ended() and is_finite(model):  # else it has not learnt what it could
                         fitted[name] = model
         states = {name: model.state_dict() for name, model in fitted.items()}
         alone = {task.name: {NETWORK: 1.0} for task in spec.tasks}  # until the weights are chosen
@@ -73,9 +74,14 @@ class FittedModels:
 
     @torch.no_grad()
     def predict(self, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return the outputs of each model by task, on the CPU."""
+        """Return the outputs of each model by task, on the CPU, but of tasks for which it had no time."""
         inputs = {name: value.cpu() for name, value in inputs.items()}
-        return {name: model(inputs) for name, model in self.models.items()}
+        outputs = {name: model(inputs) for name, model in self.models.items()}
+        left_out = {name: model.left_out for name, model in self.models.items()}
+        return {
+            name: {task: value for task, value in by_task.items() if task not in left_out[name]}
+            for name, by_task in outputs.items()
+        }
 
 
 def _of_conditional_tasks(rows: Batch, tasks: Sequence[TaskSpec]) -> Batch:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+import numpy as np
+import scipy  # imports its parts at their first use
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,8 +16,22 @@ from mtl.table_models.base import TableModel, hold_out, join_columns, join_const
 from mtl.training.losses import task_loss_sums
 from mtl.types import Bag, Batch, Categorical, InputSpec, TaskSpec
 
-STEPS = 50  # iterations of L-BFGS for each penalty
+STEPS = 50  # iterations of L-BFGS for each penalty; half as many, in float32, for more than MANY weights
+MANY = 200_000
 PENALTIES = (1000.0, 100.0, 10.0, 1.0)
+
+
+class Product(torch.autograd.Function):
+    """The product of a sparse ``x [N, V]`` and ``w [V, O]``, from ``x`` and its transpose, of scipy."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Any, transposed: Any) -> Tensor:
+        ctx.transposed = transposed
+        return torch.from_numpy(x @ w.numpy())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return torch.from_numpy(ctx.transposed @ gradient.contiguous().numpy()), None, None
 
 
 class Linear(TableModel):
@@ -49,19 +65,24 @@ class Linear(TableModel):
         occurs = torch.zeros(self.size, dtype=torch.bool)
         occurs[(ids + self.start).flatten()] = True
         occurs[self.padding] = False
-        table, weight = bias.new_zeros(int(occurs.sum()) + 1, len(bias)), bias.new_zeros(numbers.shape[1], len(bias))
+        height, steps = int(occurs.sum()) + 1, STEPS
+        if height * len(bias) > MANY:
+            bias, steps = bias.float(), STEPS // 2
+        table, weight = bias.new_zeros(height, len(bias)), bias.new_zeros(numbers.shape[1], len(bias))
         super().load_learned({"row": occurs.cumsum(0) * occurs, "table": table, "weight": weight, "bias": bias})
+        x, numbers = self._sparse(ids, table), numbers.to(bias.dtype)
         parameters = {"bias": bias, "table": table, "weight": weight}
         best, lowest = dict[str, Tensor](), torch.tensor(torch.inf)
         for penalty in PENALTIES:  # each begins at the solution of the one before
             if best and time.monotonic() > self.deadline:
                 break
-            optimizer = torch.optim.LBFGS(parameters.values(), max_iter=STEPS, line_search_fn="strong_wolfe")
+            optimizer = torch.optim.LBFGS(parameters.values(), max_iter=steps, line_search_fn="strong_wolfe")
 
             def loss(optimizer: Any = optimizer, penalty: float = penalty) -> Tensor:
                 optimizer.zero_grad()
                 size = (table.square().sum() + weight.square().sum()) / (2 * len(ids))
-                value = self._losses(ids, numbers.double(), train).nansum() + penalty * size
+                values = self.bias + numbers @ self.weight + Product.apply(table, *x)  # type: ignore[no-untyped-call]
+                value = self._losses(values, train).nansum() + penalty * size
                 value.backward()
                 return value
 
@@ -70,8 +91,7 @@ class Linear(TableModel):
             optimizer.step(loss)
             for parameter in parameters.values():
                 parameter.requires_grad_(False)
-            inputs = join_columns(self.columns, valid.inputs)
-            losses = self._losses(inputs[0], inputs[1].double(), valid)
+            losses = self._losses(self._outputs(*join_columns(self.columns, valid.inputs)), valid)
             losses = losses.nan_to_num(penalty)  # without labels the last penalty, the smallest, is the best
             losses = losses.repeat_interleave(torch.tensor([task.outputs for task in self.tasks]))
             best = {n: torch.where(losses < lowest, value, best.get(n, value)) for n, value in parameters.items()}
@@ -79,10 +99,18 @@ class Linear(TableModel):
         self.load_learned({name: value.float() for name, value in best.items()})
         return self
 
-    def _losses(self, ids: Tensor, numbers: Tensor, rows: Batch) -> Tensor:
-        """Return the mean loss of each task, ``[T]``."""
+    def _sparse(self, ids: Tensor, table: Tensor) -> tuple[Any, Any]:
+        """Return how often each row has each id of ``table`` but the first, ``[N, V + 1]``, and the transpose."""
+        columns = self.row[ids + self.start]
+        row, place = columns.nonzero(as_tuple=True)
+        ones = np.ones(len(row), table.numpy().dtype)
+        x = scipy.sparse.csr_array((ones, (row, columns[row, place])), shape=(len(ids), len(table)))
+        return x, x.T.tocsr()
+
+    def _losses(self, values: Tensor, rows: Batch) -> Tensor:
+        """Return the mean loss of each task, ``[T]``, of the outputs ``values [B, O]``."""
         tasks_by_name = {task.name: task for task in self.tasks}
-        outputs = split_outputs(self.tasks, self._outputs(ids, numbers))
+        outputs = split_outputs(self.tasks, values)
         names, totals, counts = task_loss_sums(tasks_by_name, outputs, rows.targets, rows.weights)
         means = dict(zip(names, totals / counts, strict=True))  # NaN without labels
         return torch.stack([means[name] for name in tasks_by_name])
@@ -91,8 +119,8 @@ class Linear(TableModel):
         return split_outputs(self.tasks, self._outputs(*join_columns(self.columns, inputs)))
 
     def _outputs(self, ids: Tensor, numbers: Tensor) -> Tensor:
-        """Return the outputs of all tasks in a row, ``[B, O]``, in the type of ``numbers``."""
-        values = self.bias + numbers @ self.weight
+        """Return the outputs of all tasks in a row, ``[B, O]``."""
+        values = self.bias + numbers.to(self.bias.dtype) @ self.weight
         if ids.shape[1]:
             values = values + F.embedding_bag(self.row[ids + self.start], self.table, mode="sum", padding_idx=0)
         return values

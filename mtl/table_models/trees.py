@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from mtl.table_models.base import HELD_OUT, TableModel, hold_out, join_columns, split_outputs
 from mtl.table_models.forest import Forest, Tree, forest_state
-from mtl.types import Batch, Categorical, InputSpec, Numeric, TaskSpec, has_label
+from mtl.types import Bag, Batch, Categorical, InputSpec, Numeric, TaskSpec, has_label
 
 TREES = 2000  # for each output, at most
 MIN_LABELS = 25  # LightGBM divides fewer only with more than a fifth of them
 FEW = 0.1  # part of the rows with a label below which the trees of a task also read what is predicted for others
 FOLDS = 5
+MAX_TASKS = 32  # of which the trees of some read what is predicted for others
+MAX_LIST_IDS = 4096  # of a list that trees read
 
 
 class Rows(NamedTuple):
@@ -31,14 +34,19 @@ class Rows(NamedTuple):
 
 
 class Trees(TableModel):
-    """Trees for each task by itself. Of a column that is both ids and a number, they read the number.
+    """Trees for each task by itself, those with the most labels first; at the deadline, the others are constant.
 
+    Of a column that is both ids and a number, they read the number; of a list, whether it has each of its ids.
     A task with fewer than ``MIN_LABELS`` labels, or with equal ones, is predicted as constant. The trees of a task with
     a label in fewer than a tenth of the rows also read the outputs of the trees of the other tasks (in training rows,
-    those of trees grown without the row), if some have more.
+    those of trees grown without the row), if some have more and the tasks are few.
     """
 
-    reads = (Categorical, Numeric)
+    reads = (Categorical, Bag, Numeric)
+
+    @classmethod
+    def can_read(cls, column: InputSpec) -> bool:
+        return super().can_read(column) and not (isinstance(column, Bag) and column.size > MAX_LIST_IDS)
 
     def __init__(self, tasks: Iterable[TaskSpec], columns: Mapping[str, InputSpec]) -> None:
         numbers = {name for column in columns.values() if isinstance(column, Numeric) for name in column.columns}
@@ -50,7 +58,7 @@ class Trees(TableModel):
 
     def fit(self, train: Batch, valid: Batch | None = None) -> Self:
         train, valid = parts = hold_out(train, valid)
-        joined = [join_columns(self.columns, part.inputs) for part in parts]
+        joined = [self._read(part.inputs) for part in parts]
         ids, numbers = (torch.cat(columns) for columns in zip(*joined, strict=True))
         targets = {task.name: torch.cat([part.targets[task.name] for part in parts]) for task in self.tasks}
         weights = {name: torch.cat([part.weights[name] for part in parts]) for name in train.weights}
@@ -60,6 +68,8 @@ class Trees(TableModel):
         counts = {task.name: int(has_label(task, train.targets[task.name]).sum()) for task in self.tasks}
         limit = FEW * len(train)
         names = {name for name, count in counts.items() if MIN_LABELS <= count < limit <= max(counts.values())}
+        names = names if len(self.tasks) <= MAX_TASKS else set()
+        self.order, self.left_out = sorted(self.tasks, key=lambda task: -counts[task.name]), {*counts}
         self.forests = nn.ModuleList([self._grow_all({*counts} - names, rows)])
         if names:
             outputs, growing = self.forests[0](ids, numbers).float(), index[~held]
@@ -68,14 +78,26 @@ class Trees(TableModel):
                 outputs[fold] = self._grow_all({*counts} - names, others)(ids[fold], numbers[fold]).float()
             rows.inputs["numbers"] = torch.cat([numbers, outputs], 1)
             self.forests.append(self._grow_all(names, rows))
+        left_out = torch.tensor([task.name in self.left_out for task in self.tasks])
+        self.forests[0].register_buffer("left_out", left_out)
         return self
 
+    def _read(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the ids ``[B, D]`` and the numbers ``[B, width]``, with a 1 for each id that a list has."""
+        lists = {name: column for name, column in self.columns.items() if isinstance(column, Bag)}
+        ids, numbers = join_columns({n: column for n, column in self.columns.items() if n not in lists}, inputs)
+        has = [numbers.new_zeros(len(ids), c.size).scatter(1, inputs[name].long(), 1.0) for name, c in lists.items()]
+        return ids, torch.cat([numbers, *(of_list[:, 1:] for of_list in has)], 1)  # id 0 fills up lists
+
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        ids, numbers = join_columns(self.columns, inputs)
+        ids, numbers = self._read(inputs)
         outputs: Tensor = self.forests[0](ids, numbers)
         if len(self.forests) > 1:
             outputs = outputs + self.forests[1](ids, torch.cat([numbers, outputs.float()], 1))
         return split_outputs(self.tasks, outputs.float())
+
+    def has_ended(self) -> bool:
+        return len(self.left_out) < len(self.tasks)
 
     def load_learned(self, state: Mapping[str, Tensor]) -> None:
         forests: dict[str, dict[str, Tensor]] = {}
@@ -83,20 +105,28 @@ class Trees(TableModel):
             forest, key = name.rsplit(".", 1)
             forests.setdefault(forest, {})[key] = value
         self.forests = nn.ModuleList(map(Forest, forests.values()))
+        left_out = getattr(self.forests[0], "left_out", torch.zeros(len(self.tasks))).tolist()
+        self.left_out = {task.name for task, is_left_out in zip(self.tasks, left_out, strict=True) if is_left_out}
 
     def _grow_all(self, names: set[str], rows: Batch) -> Forest:
         """Return the trees of the tasks of these ``names``; for others they give 0."""
-        trees, bias = list[tuple[int, Tree]](), list[float]()
-        for task in self.tasks:
-            biases: Sequence[float] = task.constant if task.name in names else [0.0] * task.outputs
+        trees, biases = list[tuple[str, int, Tree]](), {task.name: [0.0] * task.outputs for task in self.tasks}
+        for task in (task for task in self.order if task.name in names):
+            biases[task.name] = [*task.constant]
+            if time.monotonic() > self.deadline:
+                continue
             labelled = _labelled(task, rows)
             has_variation = len(np.unique(labelled.y[~labelled.held])) > 1
             has_weight = all(labelled.weight[part].sum() > 0 for part in (labelled.held, ~labelled.held))
-            if task.name in names and len(labelled.y) >= MIN_LABELS and has_variation and has_weight:
-                new, biases = self.grow(task, labelled)
-                trees += [(len(bias) + output, tree) for output, tree in new]
-            bias += biases
-        return Forest(forest_state(trees, bias))
+            if len(labelled.y) >= MIN_LABELS and has_variation and has_weight:
+                new, bias = self.grow(task, labelled)
+                trees += [(task.name, *tree) for tree in new]
+                biases[task.name] = [*bias]
+            if time.monotonic() <= self.deadline:
+                self.left_out.discard(task.name)
+        starts = dict(zip(biases, np.cumsum([0, *map(len, biases.values())]).tolist(), strict=False))
+        placed = [(starts[name] + output, tree) for name, output, tree in trees]
+        return Forest(forest_state(placed, [number for bias in biases.values() for number in bias]))
 
 
 def _labelled(task: TaskSpec, rows: Batch) -> Rows:

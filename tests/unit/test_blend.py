@@ -81,6 +81,20 @@ def test_models_that_are_no_use_have_no_weight() -> None:
     assert equal == pytest.approx(dict.fromkeys(MODELS, 1 / 3))
 
 
+def test_a_model_that_left_out_a_task_has_no_weight_there() -> None:
+    """Nor has it for a task without labels; for others it counts as if that task did not exist."""
+    label = (torch.arange(900) % 3 == 0).long()
+    good, bad = ({"click": predicted(label, sign * (2.0 * label - 1))} for sign in (1, -1))
+    both = [CLICK, replace(CLICK, name="late"), replace(CLICK, name="unlabelled")]
+    network, trees = {**bad, "late": bad["click"]}, {**good}
+    chosen = choose_weights(both, {"network": network, "lightgbm": trees}, {"lightgbm": {"late", "unlabelled"}})
+    assert chosen == {
+        "click": {"network": 0.0, "lightgbm": 1.0},
+        "late": {"network": 1.0},
+        "unlabelled": {"network": 1.0},
+    }
+
+
 def test_a_task_after_another_counts_where_that_one_is_positive() -> None:
     buy, draw = TaskSpec("buy", "binary", after="click"), torch.Generator().manual_seed(0)
     click = (torch.rand(4000, generator=draw) < 0.5).long()

@@ -153,8 +153,21 @@ def test_a_sweep_cannot_have_one_run_folder() -> None:
 def test_patterns_of_columns_on_the_command_line() -> None:
     with opened():
         cfg = composed(["data=table", "data.path=x.csv", "data.tasks={genre_*: binary, seen: regression}"])
-    with_columns(cfg, ["genre_a", "genre_b", "seen", "age"])
-    assert dict(cfg.data.tasks) == {"genre_a": "binary", "genre_b": "binary", "seen": "regression"}
+    with_columns(cfg, ["genre_a", "genre_b.1", "seen", "age"])
+    genre = {"kind": "binary", "pattern": "genre_*"}
+    expanded = {"genre_a": {**genre, "column": "genre_a"}, "genre_b_1": {**genre, "column": "genre_b.1"}}
+    assert cfg.data.tasks == {**expanded, "seen": "regression"}
+
+
+def test_a_pattern_leaves_columns_with_another_role_and_refuses_those_of_another() -> None:
+    words = ["data=table", "data.path=x.csv", "data.ignore=[id]", "data.columns={bits: list}", "data.tasks={*: binary}"]
+    with opened():
+        cfg = composed([*words, "data.split.by=column", "data.split.column=part"])
+        twice = composed([*words, "data.tasks={a*: regression}"])
+    with_columns(cfg, ["id", "bits", "part", "ab", "b"])
+    assert list(cfg.data.tasks) == ["ab", "b"]
+    with pytest.raises(InputError, match=r"data.tasks.a\*: column 'ab': another pattern names it too"):
+        with_columns(twice, ["ab", "b"])
 
 
 @pytest.mark.parametrize(

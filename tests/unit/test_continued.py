@@ -185,7 +185,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]]
         {"weight": 1 / -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))},
     ),
 }
-OF_ROWS = {"name", "format", "weight_column", "where"}  # read with the rows of the run, so nothing is kept
+OF_ROWS = {"name", "format", "weight_column", "where", "pattern"}  # read with the rows of the run, so nothing is kept
 
 
 @pytest.mark.parametrize("option", sorted(TargetOptions.model_fields.keys() - OF_ROWS))

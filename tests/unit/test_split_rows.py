@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
+from mtl.data_modules.split_rows import read_rare_classes
+from mtl.data_modules.splits import random_split
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.row_source import Block, RowSource
 
@@ -143,6 +146,15 @@ def test_streams_are_split_as_tables_in_memory(options: dict[str, Any], tmp_path
     }
     if not options or "fractions" in options["split"]:
         assert [int(part["y"].cast(int).sum()) for part in stream.values()] == ([10, 6, 4] if options else [16, 2, 2])
+
+
+def test_hundreds_of_rare_classes_are_spread_without_changing_the_sizes_of_the_splits() -> None:
+    """With nearly as many sets of rare classes as rows, each row would go to the first split."""
+    rare = pl.DataFrame(np.random.default_rng(0).random((2000, 200)) < 0.03).cast(pl.Int8)
+    strata = read_rare_classes(RowSource.of_frames({"rows": rare}), rare.columns, 0.05)
+    assert strata is not None
+    parts = random_split(strata, {"train": 0.8, "val": 0.1, "test": 0.1}, torch.Generator())
+    assert {name: round(len(part) / 2000, 1) for name, part in parts.items()} == {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
 @pytest.mark.parametrize("way", WAYS)

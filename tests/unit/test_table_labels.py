@@ -9,9 +9,11 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.encoder import NUMERIC
 from mtl.data_modules.tables.labels import TargetOptions, mask_by_conditions
 
+from mtl.checks import InputError
 from mtl.training.losses import task_loss_sums
 from mtl.types import MISSING_CLASS, Numeric
 from tests.tables import (
@@ -137,3 +139,31 @@ def test_weights_of_rows(tmp_path: Path) -> None:
     weight, kept = torch.tensor([1.0 + row % 3 for row in range(12, 16)]), ~rows.targets["stars"].isnan()
     errors = (predictions["stars"] - rows.targets["stars"]).square()
     assert found["stars"] == pytest.approx(float((errors * weight)[kept].sum() / weight[kept].sum()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_targets_of_a_pattern_that_teach_nothing_are_left_out(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names them, none becomes an input, and a restored data module leaves out the same."""
+    change = {"t_new": [None] * 12 + ["a", "b"] * 4, "t_one": ["1"] * 12 + ["0", "1"] * 4, "t_two": ["0", "1"] * 10}
+    tasks = {name: BINARY | {"pattern": "t_*"} for name in change}
+    tasks["stars"], change = REGRESSION | {"pattern": "s*"}, change | {"same": [2.0] * 20}
+    tasks["same"] = tasks["stars"]
+    data = load_labels(tmp_path, way, tasks, change)
+    assert data.spec.task_names == list(rows_of(data).targets) == ["t_two", "stars"]
+    assert not {*change} & {*data.row_encoder.columns}
+    assert [m for m in caplog.messages if "left out" in m] == [
+        "left out, since no training row has a label, or all have the same one: 3 of 5 tasks: t_new, t_one, same"
+    ]
+    split = {"by": "column", "column": "part"}
+    again = TableDataModule(data.paths["train"], tasks, batch_size=8, split=split)
+    again.load_state_dict(data.state_dict())
+    again.setup()
+    assert list(rows_of(again).targets) == ["t_two", "stars"]
+    for problem, of in (({"t_new": tasks["t_new"]}, "t_new"), (tasks | {"t_new": BINARY}, "t_new")):
+        with pytest.raises(InputError, match=f"no training row has a label for task '{of}'"):
+            load_labels(tmp_path, way, problem, change)
+    named = tasks | {"t_two": BINARY | {"pattern": "t_*", "where": "t_one"}}
+    with pytest.raises(InputError, match="task 't_one' needs at least two classes"):
+        load_labels(tmp_path, way, named, change)

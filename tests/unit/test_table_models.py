@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import catboost
@@ -21,7 +22,7 @@ from mtl.table_models.base import Constant, TableModel
 from mtl.table_models.catboost import CatBoost, target_statistic
 from mtl.table_models.lightgbm import LightGBM
 from mtl.table_models.linear import Linear
-from mtl.table_models.trees import Rows
+from mtl.table_models.trees import MAX_LIST_IDS, Rows
 from mtl.training.losses import task_loss_sums
 from mtl.types import Bag, Batch, Categorical, DataSpec, Numeric, TaskSpec, has_label
 from mtl.use.program import export, random_inputs, save, save_onnx
@@ -261,11 +262,40 @@ def test_a_task_without_a_label_in_the_rows_is_predicted_as_constant(model: type
     assert fitted(rows.inputs)["number"].tolist() == pytest.approx([*task.constant] * ROWS)
 
 
+@pytest.mark.parametrize("model", [LightGBM, CatBoost])
+def test_trees_read_the_ids_of_a_list(model: type[TableModel]) -> None:
+    """An id anywhere in the list is a 1, and id 0 is nothing."""
+    tags = torch.randint(0, 5, (ROWS, 4), generator=torch.Generator().manual_seed(0))
+    task = TaskSpec("y", "binary", constant=(0.0,))
+    fitted = model([task], {"tags": Bag(5, 4)}).fit(Batch({"tags": tags}, {"y": (tags == 3).any(1).float()}))
+    output = fitted({"tags": torch.tensor([[3, 0, 0, 0], [1, 2, 4, 3], [0, 0, 0, 0], [1, 2, 4, 4]])})["y"]
+    assert output[:2].min() > 1
+    assert output[2:].max() < -1
+
+
+def test_at_the_deadline_trees_of_the_tasks_with_most_labels_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, rows = table()
+    tasks = [replace(spec.tasks[0], name=name) for name in ("few", "many")]
+    y = rows.targets["binary"]
+    rows.targets = {"few": y.masked_fill(torch.arange(ROWS) > 200, torch.nan), "many": y}
+    model, clock = LightGBM(tasks, spec.inputs), iter([0.0] * 2 + [9.0] * 99)
+    model.deadline = 1.0
+    monkeypatch.setattr("mtl.table_models.trees.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("mtl.table_models.lightgbm.time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert model.fit(rows).has_ended()
+    again = LightGBM(tasks, spec.inputs)
+    again.load_learned(model.state_dict())
+    assert model.left_out == again.left_out == {"few"}
+    assert again(rows.inputs)["few"].std() == 0 < again(rows.inputs)["many"].std()
+
+
 def test_trees_are_for_few_outputs_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [replace(NUMBER, name=str(number)) for number in range(33)]
-    lists, columns = {"tags": Bag(4, 3)}, {"x": Numeric(1), "tags": Bag(4, 3)}
+    columns = {"x": Numeric(1), "tags": Bag(4, 3)}
     assert [choose_models("auto", columns, tasks) for tasks in (KINDS, many)] == [["linear", "lightgbm"], ["linear"]]
     assert choose_models(["lightgbm"], columns, many) == ["lightgbm"]
+    assert choose_models("auto", columns, many, is_limited=True) == ["linear", "lightgbm"]
+    lists = {"tags": Bag(MAX_LIST_IDS + 1, 3)}
     assert [choose_models("auto", lists, KINDS), choose_models("none", columns, KINDS)] == [["linear"], []]
     monkeypatch.setattr(table_models, "find_spec", lambda name: None)
     assert choose_models("auto", columns, KINDS) == ["linear"]
