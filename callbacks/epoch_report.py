@@ -118,13 +118,15 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
         return f"{name.removeprefix('val/')} {number(float(values[name]), 4)}"
     mains = {f"val/{task}/{main}": main for task, main in module.evaluation.main_metrics().items()}
     logged = {name: main for name, main in mains.items() if name in values}
-    chosen = next(iter(logged.values()), None)
+    chosen = next(iter(logged.values()), "")
     names = [name for name, main in logged.items() if main == chosen]
     if not names:
         return ""
-    of_all = f"mean {chosen} of {len(names)} tasks"
-    mean = mean_of_defined([float(values[name]) for name in names])
-    return f"{of_all if len(names) > 1 else names[0].removeprefix('val/')} {number(mean, 4)}"
+    numbers = [float(values[name]) for name in names]
+    total, defined = [*mains.values()].count(chosen), sum(not math.isnan(value) for value in numbers)
+    of_all = f"mean {chosen} of {total if defined == total else f'{defined} of {total}'} tasks"
+    mean = number(mean_of_defined(numbers), 4)
+    return f"{of_all if total > 1 else names[0].removeprefix('val/')} {mean}"
 
 
 class TrialReport(MonitoringCallback):

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+MAX_LOGGED_TASKS = 64
+
 
 class RunLogger:
     """Mixin of loggers: a run calls these methods, and a logger replaces those that it can do something with.
 
-    Lightning's own loggers have none of them, and go without.
+    Lightning's own loggers have none of them, and go without. ``takes_all_tasks``: the logger gets the values of every
+    task; others get those of ``MAX_LOGGED_TASKS`` tasks and their distribution, since a page draws a chart for each.
     """
+
+    takes_all_tasks = False
 
     def resume_at(self, step: int) -> None:
         """Drop what was logged from ``step`` on, since it will be computed again; a new run starts at 0."""

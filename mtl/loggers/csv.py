@@ -26,6 +26,8 @@ class CSVLog(RunLogger, CSVLogger):
     to the file at every ``flush_logs_every_n_steps``-th step, and at the end of an epoch, a test or the run.
     """
 
+    takes_all_tasks = True
+
     @validated
     def __init__(self, save_dir: Name, name: str = "csv", flush_logs_every_n_steps: LargeCount = 100) -> None:
         super().__init__(save_dir, name, version="", flush_logs_every_n_steps=flush_logs_every_n_steps)

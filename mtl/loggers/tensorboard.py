@@ -14,7 +14,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from mtl.files.escaping import escape_control
 from mtl.files.run_files import flatten
-from mtl.loggers.base import RunLogger
+from mtl.loggers.base import MAX_LOGGED_TASKS, RunLogger
 
 MAX_TEST_VALUES = 40  # values of a test beside its loss
 CHOICES = ("data", "network", "gate", "weighting")
@@ -48,7 +48,9 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         super().log_metrics(curves, step)
         if self.config is not None and "test/loss" in metrics:
             tasks = {name: float(value) for name, value in metrics.items() if name.count("/") == 2}
-            test_metrics = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MAX_TEST_VALUES else {})
+            means = {name: float(value) for name, value in metrics.items() if name.startswith("test/mean_")}
+            shown = {**means, **(tasks if len(tasks) <= MAX_TEST_VALUES else {})}
+            test_metrics = {"test/loss": float(metrics["test/loss"]), **shown}
             for summary in hparams(compared(self.config), test_metrics):
                 self.experiment.file_writer.add_summary(summary)
             super().log_metrics(test_metrics, step)
@@ -67,6 +69,8 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         self.config = params
         tasks = flatten({"tasks": (params.get("data") or {}).get("tasks") or {}})
         lines = [str(params.get("command", "")), *(f"{name}: {value}" for name, value in tasks.items())]
+        left = len(lines) - 1 - MAX_LOGGED_TASKS
+        lines = [*lines[: 1 + MAX_LOGGED_TASKS], f"... and {left} more, in config.yaml"] if left > 0 else lines
         self.experiment.add_text("run", "\n".join(f"    {escape_control(line)}" for line in lines))
 
     @rank_zero_only

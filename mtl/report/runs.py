@@ -40,9 +40,13 @@ _TAIL = 8192  # bytes at the end of a log that are searched for the last message
 
 
 class Data(BaseModel):
-    """The entry ``data`` of results.json: rows by split (and task, where each task has its own), names of files."""
+    """The entry ``data`` of results.json: rows by split (and task, where each task has its own), names of files.
+
+    ``test_labels``: the number of labelled test rows of each task.
+    """
 
     rows: dict[str, int | dict[str, int]] = {}
+    test_labels: dict[str, int] = {}
     files: list[str] = []
     random_split: bool = False
 

@@ -7,12 +7,13 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console, Group
 from rich.text import Text
@@ -23,10 +24,14 @@ from mtl.files.escaping import escape_control
 from mtl.files.formatting import number
 from mtl.files.run_files import RESULTS, read_json
 from mtl.files.tables import Table
-from mtl.training.measurements import Key, Measurements
+from mtl.training.bootstrap import MIN_ROWS
+from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 8  # of more tasks, only the means are printed or shown
+MAX_LISTED_TASKS = 64  # of more tasks, also how the values are distributed, and the best and the worst
+NUM_RANKED = 10  # best tasks, and worst ones
+QUARTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 MOST_ROWS = 20  # a table that would have more rows has the main metrics only
 USED = 0.01  # a task uses the experts with at least this mean weight
 AVERAGES = ("average", "small_average")
@@ -67,6 +72,7 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
     gives the true groups of simulated data and 4-MNISTs.
     """
     group = data.spec.ground_truth.get("task_group")
+    labels = {task: len(rows) for task, rows in module.predictions.get(("test", NETWORK), {}).items()}
     files = [file["name"] for file in (data.file_digests or {}).values()]
     return {
         "run_name": cfg.run_name,
@@ -77,7 +83,7 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
         "threads": {"number": torch.get_num_threads()} | {n: v for n, v in os.environ.items() if n in compat.WAITING},
         "parameters": count_parameters(module.network),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split},
+        "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split, "test_labels": labels},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),
     }
 
@@ -110,6 +116,8 @@ def print_results(
     table = by_task(measured, record["main_metrics"], record.get("best_epochs", {}))
     table = table.narrowed(console.width) if isinstance(table, Table) else table
     console.print(table, *(table.notes if isinstance(table, Table) else ()), sep="\n")
+    for ranking in rankings(measured, record["main_metrics"], record.get("data", {}).get("test_labels", {})):
+        console.print("", ranking, *ranking.notes, sep="\n")
     shares, groups = _expert_shares(measured), record.get("task_groups", {})
     if shares and len(set(groups.values())) > 1:
         console.print(_sharing(shares, groups))
@@ -146,14 +154,17 @@ def _experts(measured: Measurements, shares: Mapping[tuple[str, int], float]) ->
 
 
 def by_task(
-    measured: Measurements, mains: Mapping[str, str], best_epochs: Mapping[str, Mapping[str, float]]
+    measured: Measurements,
+    mains: Mapping[str, str],
+    best_epochs: Mapping[str, Mapping[str, float]],
+    most: int = MOST_TASKS,
 ) -> Table | str:
-    """Return a table of the test metrics of the tasks and models; with many tasks, lines on their means.
+    """Return a table of the test metrics of the tasks and models; of more than ``most`` tasks, lines on their means.
 
     If it were long, it has the main metrics only. ``mains``: the main metric of each task. ``best_epochs``: of each
     task, the epoch in which it was best.
     """
-    if len(mains) > MOST_TASKS:
+    if len(mains) > most:
         return "\n".join(_extremes(measured, mains, metric) for metric in dict.fromkeys(mains.values()))
     models = list(dict.fromkeys([measured.in_use, *measured.models()]))
     pairs = measured.by_model().select("task", "metric").rows()
@@ -179,7 +190,7 @@ def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> 
     """Return a line on a main metric: its mean over the tasks that have it, the best task, the worst; other models."""
     tasks = [task for task, main in mains.items() if main == metric]
     in_use = measured.in_use
-    defined = {task: value for task in tasks if (value := measured.value(task, metric, model=in_use)) is not None}
+    defined = _values(measured, tasks, metric, in_use)
     if not defined:
         return f"{metric}: undefined for all tasks that have it"
     ranked = sorted(defined, key=defined.__getitem__, reverse=bool(higher_is_better(metric)))
@@ -192,6 +203,54 @@ def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> 
         if len(theirs) == len(defined):
             means.append(f"{model} {number(statistics.fmean(theirs))}")
     return f"{line}\n  mean of other models: {', '.join(means)}" if means else line
+
+
+def _values(measured: Measurements, tasks: Iterable[str], metric: str, model: str) -> dict[str, float]:
+    """Return the defined values of the ``tasks``, by task."""
+    return {task: value for task in tasks if (value := measured.value(task, metric, model=model)) is not None}
+
+
+def best_and_worst(
+    measured: Measurements, mains: Mapping[str, str], metric: str, labels: Mapping[str, int], count: int = NUM_RANKED
+) -> tuple[list[str], list[str]]:
+    """Return the ``count`` best tasks with this main metric, the best first, and as many worst, the worst first.
+
+    Those with fewer than ``MIN_ROWS`` of the ``labels`` of the test are left out: chance alone makes them extreme.
+    """
+    tasks = [task for task, main in mains.items() if main == metric and labels.get(task, MIN_ROWS) >= MIN_ROWS]
+    values = _values(measured, tasks, metric, measured.in_use)
+    ranked = sorted(values, key=values.__getitem__, reverse=bool(higher_is_better(metric)))
+    count = min(count, -(-len(ranked) // 2))
+    return ranked[:count], ranked[::-1][: min(count, len(ranked) - count)]
+
+
+def rankings(measured: Measurements, mains: Mapping[str, str], labels: Mapping[str, int]) -> list[Table]:
+    """Return for each main metric of many tasks its distribution over them by model, and the best and worst tasks.
+
+    There are none of at most ``MAX_LISTED_TASKS`` tasks. ``labels``: their number in the test, by task.
+    """
+    tables = list[Table]()
+    for metric in dict.fromkeys(mains.values()) if len(mains) > MAX_LISTED_TASKS else ():
+        tasks = [task for task, main in mains.items() if main == metric]
+        rows = []
+        for model in dict.fromkeys([measured.in_use, *measured.models()]):
+            values = [*_values(measured, tasks, metric, model).values()]
+            ends = np.quantile(values, [*QUARTILES.values()]).tolist() if values else []
+            rows.append([model, str(len(values)), *map(number, ends or [None] * len(QUARTILES))])
+        title = f"{metric} over {len(tasks)} tasks"
+        tables.append(Table(["model", "defined", *QUARTILES], rows, title))
+        best, worst = best_and_worst(measured, mains, metric, labels)
+        pairs = itertools.zip_longest(
+            *([_ranked(measured, metric, task, labels) for task in part] for part in (best, worst))
+        )
+        rows = [[*good, *(bad or [""] * len(good))] for good, bad in pairs]
+        note = f"Among the tasks with at least {MIN_ROWS} labels in the test rows."
+        tables += [Table(["best", metric, "labels", "worst", metric, "labels"], rows, notes=[note])] if rows else []
+    return tables
+
+
+def _ranked(measured: Measurements, metric: str, task: str, labels: Mapping[str, int]) -> list[str]:
+    return [task, number(measured.value(task, metric, model=measured.in_use)), str(labels.get(task, ""))]
 
 
 def _sharing(shares: Mapping[tuple[str, int], float], groups: Mapping[str, int]) -> Group:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import polars as pl
 import torch
+
+from mtl.loggers.base import MAX_LOGGED_TASKS
 
 NETWORK = "network"  # the model that is trained
 BLEND = "blend"  # the weighted mean of the network and models of a table
@@ -162,6 +166,35 @@ def log_values(
     if step is None:
         step = trainer.global_step if trainer.testing else max(0, trainer.global_step - 1)
     row = {name: number.item() for name, number in numbers.items()}
+    monitors = {getattr(callback, "monitor", None) for callback in getattr(trainer, "callbacks", ())}
+    tasks = getattr(getattr(trainer, "lightning_module", None), "tasks", ())
+    few = of_few_tasks(row, list(tasks), monitors)
     for logger in trainer.loggers if loggers is None else loggers:
-        logger.log_metrics({**row, "epoch": trainer.current_epoch}, step)
+        shown = row if getattr(logger, "takes_all_tasks", False) else few
+        logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
         logger.save()
+
+
+def of_few_tasks(row: Mapping[str, float], tasks: Sequence[str], monitors: Collection[str | None]) -> dict[str, float]:
+    """Return ``row`` with the values of at most ``MAX_LOGGED_TASKS`` tasks, and the distribution over all ``tasks``.
+
+    Of more tasks, it has those of the first ones, the values that are among ``monitors``, and of each metric mean,
+    median and quartiles over the tasks where it is defined, such as ``val/mean_auroc`` and ``val/quartile_1_auroc``.
+    """
+    if len(tasks) <= MAX_LOGGED_TASKS:
+        return dict(row)
+    names, others = {*tasks}, {*tasks[MAX_LOGGED_TASKS:]}
+    few, values = dict[str, float](), dict[str, list[float]]()
+    for name, value in row.items():
+        split, task, metric, _ = Key.of(name)
+        parts = name.split("/")
+        ends = {"/".join(parts[start:]) for start in range(1, len(parts))}  # of train/weight/TASK, say
+        if name in monitors or not (ends | {task, task.partition("/")[2]}) & others:
+            few[name] = value
+        if task in names and math.isfinite(value):
+            values.setdefault(f"{split}/{{}}{metric}", []).append(value)
+    for name, numbers in values.items():
+        low, median, high = np.quantile(numbers, [0.25, 0.5, 0.75]).tolist()
+        few[name.format("mean_")] = statistics.fmean(numbers)
+        few |= {name.format("quartile_1_"): low, name.format("median_"): median, name.format("quartile_3_"): high}
+    return few

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from mtl.chains import with_earlier
 from mtl.runs.console import with_progress_bar
 from mtl.training.evaluation import Evaluation, predict_batches
 from mtl.training.metrics import higher_is_better
@@ -40,16 +41,25 @@ def evaluation_of(
 
 
 def importance(
-    model: Any, labelled: Callable[[pl.DataFrame, str], Batch], frame: pl.DataFrame, repeats: int, seed: int, where: str
+    model: Any,
+    labelled: Callable[[pl.DataFrame, str], Batch],
+    frame: pl.DataFrame,
+    tasks: Sequence[TaskSpec],
+    repeats: int,
+    seed: int,
+    where: str,
 ) -> pl.DataFrame:
     """See ``TrainedModel.importance``."""
     draw = np.random.default_rng(seed)
-    batch, mains = labelled(frame, where), Evaluation(model.spec.tasks).main_metrics()
+    batch, mains = labelled(frame, where), Evaluation(tasks).main_metrics()
+    predicted = [task.name for task in with_earlier(tasks, {task.name: task for task in model.spec.tasks})]
+    targets, weights = ({n: of[n] for n in predicted if n in of} for of in (batch.targets, batch.weights))
+    batch = Batch(batch.inputs, targets, weights, batch.groups)
     before, losses = evaluated(model, batch), dict[tuple[str, str], list[float]]()
     for column in with_progress_bar(model.columns, "shuffling columns"):
         for _ in range(repeats):
             inputs = model.encoder.reorder(batch.inputs, column, torch.from_numpy(draw.permutation(len(frame))))
-            after = evaluated(model, Batch(inputs, batch.targets, batch.weights, batch.groups))
+            after = evaluated(model, Batch(inputs, targets, weights, batch.groups))
             for task, metric in mains.items():
                 name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0
                 lost = sign * (before.get(name, math.nan) - after.get(name, math.nan))

@@ -31,7 +31,7 @@ from mtl.report.section import costs_of, pictures_of_experts
 from mtl.report.statistics import Verdict
 from mtl.report.summary import describe_runs
 from mtl.runs.predictions_file import read_predictions
-from mtl.runs.results import MOST_TASKS, by_task
+from mtl.runs.results import MAX_LISTED_TASKS, MOST_TASKS, best_and_worst, by_task, rankings
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import ROW, TaskSpec
 from mtl.use import slices
@@ -87,18 +87,17 @@ def write_run_page(
         memory = read_json(folder / COMMAND).get("rows")  # of mtl.fit, whose page has all
         why = "they were in memory" if memory else first_line(error)
         notes.append(f"The test rows cannot be read again, so what needs them is left out: {why}")
-    tasks = list(results.main_metrics)
+    tasks, shown = list(results.main_metrics), _shown_tasks(results)
+    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
     if len(tasks) > MOST_TASKS:
-        notes.append(f"Pictures and rows are those of the first {MOST_TASKS} of {len(tasks)} tasks.")
-    first_tasks = tasks[:MOST_TASKS]
-    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in first_tasks} | {
-        name: [name] for name in curves
-    }
+        which = "first" if shown == tasks[: len(shown)] else "best and worst"
+        notes.append(f"Pictures and rows are those of the {which} {len(shown)} of {len(tasks)} tasks.")
+        panels = {"all tasks": ["train/loss", "val/loss"], **panels}
     drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     losses = [picture(figure, f"{name} by epoch") for name, figure in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
-    predictions = [(task, rows) for task, rows in predictions if task.name in first_tasks]
+    predictions = [(task, rows) for task, rows in predictions if task.name in shown]
     wrong = pictures_of_errors(predictions)
     sections.append(Section("Where it is wrong", tables=residuals(predictions), figures=wrong))
     if results.slices:
@@ -106,7 +105,7 @@ def write_run_page(
         sections.append(Section("For whom it is worse", tables=[by_slice]))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
     if table is not None:
-        sections += _of_table(table, predictions, first_tasks)
+        sections += _of_table(table, predictions, shown)
     costs = costs_of(runs)
     sections += [Section("Costs", tables=[costs])] if costs else []
     sections = [section for section in sections if section.has_content]
@@ -116,12 +115,24 @@ def write_run_page(
 
 def _overview(results: Results, notes: Sequence[str]) -> Section:
     """Return advice, the main metrics in words, and the table of all metrics beside those of other models."""
-    table = by_task(results.measured, results.main_metrics, results.best_epochs)
-    if isinstance(table, str):  # of many tasks
-        lines, tables = [line.strip() for line in table.splitlines()], []
-    else:
-        lines, tables = [_sentence(*main, results) for main in results.main_metrics.items()], [table]
+    numbers = results.measured, results.main_metrics, results.best_epochs
+    means, table = by_task(*numbers), by_task(*numbers, most=MAX_LISTED_TASKS)
+    lines = [_sentence(*main, results) for main in results.main_metrics.items()] if isinstance(means, Table) else []
+    lines = lines or [line.strip() for line in str(means).splitlines()]
+    tables = [table] if isinstance(table, Table) else rankings(*numbers[:2], results.data.test_labels)
     return Section("How good it is", [*results.advice, *lines], tables=tables, notes=notes)
+
+
+def _shown_tasks(results: Results) -> list[str]:
+    """Return the tasks whose curves, errors and rows are shown: the first ones, or of many the best and the worst."""
+    mains = results.main_metrics
+    metrics = list(dict.fromkeys(mains.values())) if len(mains) > MAX_LISTED_TASKS else []
+    shown = list[str]()
+    for metric in metrics[: MOST_TASKS // 2]:
+        count = MOST_TASKS // 2 // len(metrics) or 1
+        best, worst = best_and_worst(results.measured, mains, metric, results.data.test_labels, count)
+        shown += [*best, *worst]
+    return shown or [*mains][:MOST_TASKS]
 
 
 def _sentence(task: str, metric: str, results: Results) -> str:
@@ -198,7 +209,7 @@ def _rows_at(rows: SplitRows, wanted: Any) -> pl.DataFrame:
 def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str]) -> Table:
     """Return the importance of the columns for each of ``tasks``, the most important ones first."""
     repeats = max(1, min(5, _SHUFFLED // len(model.columns)))
-    importance = model.importance(sample, repeats, where="the test rows").filter(pl.col("task").is_in(tasks))
+    importance = model.importance(sample, repeats, where="the test rows", tasks=tasks)
     importance = importance.with_columns(pl.col("importance").fill_nan(None))
     positive = pl.col("importance").clip(0)
     fraction = (positive / positive.max().over("task").clip(1e-12)).mean()

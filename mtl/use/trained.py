@@ -192,16 +192,24 @@ class TrainedModel:
         return evaluated(self, self.labelled(to_polars(rows), where), batch_size)
 
     @validated
-    def importance(self, rows: Any, repeats: Count = 5, seed: RunSeed = 0, where: str = UNNAMED_TABLE) -> Any:
+    def importance(
+        self,
+        rows: Any,
+        repeats: Count = 5,
+        seed: RunSeed = 0,
+        where: str = UNNAMED_TABLE,
+        tasks: Sequence[str] | None = None,
+    ) -> Any:
         """Return how much worse each task's main metric becomes if the cells of a column are shuffled among the rows.
 
         The columns are task, column, metric, importance (the mean over ``repeats`` shuffles of the loss in metric; at
         most about 0 for a column that the network does not need) and std. ``rows``: as in ``evaluate``. An importance
-        that is undefined is NaN. The result is of polars, or of pandas if ``rows`` are.
+        that is undefined is NaN. ``tasks``: by default all. The result is of polars, or of pandas if ``rows`` are.
         """
         if self.labelled is None:
             raise InputError("the data of this network are no table, so it has no columns to shuffle")
-        return like(rows, importance(self, self.labelled, to_polars(rows), repeats, seed, where))
+        names = self.tasks_named(tasks)
+        return like(rows, importance(self, self.labelled, to_polars(rows), names, repeats, seed, where))
 
     @validated
     def explain(

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mtl.analysis.conflicts import as_table, draw
+from mtl.analysis.figures import connections as connections_figure
+from mtl.analysis.figures import heat_map
 from mtl.analysis.patterns import (
     active_by_kind,
     compare_groups,
@@ -167,6 +169,16 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     for name, figure in {"conflict": draw([as_table(rows)]), **mixture.figures(), **routed.figures()}.items():
         figure.savefig(tmp_path / f"{name}.png")
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_pictures_of_hundreds_of_tasks_stay_small() -> None:
+    shares = torch.eye(3)[torch.arange(300) % 3]
+    figure = heat_map(shares, [f"t{task}" for task in range(300)])
+    [axes, _] = figure.axes
+    assert max(figure.get_size_inches()) < 30
+    assert [axes.get_yticks().size, axes.get_ylabel()] == [0, "300 tasks, by the expert with the largest weight"]
+    assert np.array_equal(axes.images[0].get_array(), np.repeat(np.eye(3), 100, 0))
+    assert connections_figure([shares], [""] * 300).get_size_inches()[1] < 20
 
 
 def test_affinities_show_other_tasks_with_their_values() -> None:

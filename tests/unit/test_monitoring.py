@@ -273,6 +273,7 @@ def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
     ("monitor", "values", "line"),
     [
         ("val/loss", {"val/a/mse": 2.0, "val/b/mse": 4.0, "val/c/auroc": 0.9}, "mean mse of 2 tasks 3"),
+        ("val/loss", {"val/a/mse": 2.0, "val/b/mse": math.nan}, "mean mse of 1 of 2 tasks 2"),
         ("val/loss", {"val/c/auroc": 0.9}, "c/auroc 0.9"),
         ("val/loss", {"val/average": 0.5, "val/a/mse": 2.0}, "average 0.5"),
         ("val/c/auroc", {"val/a/mse": 2.0, "val/c/auroc": 0.9}, "c/auroc 0.9"),

@@ -226,6 +226,27 @@ def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "mean of other models: constant 2.0000\n" in text
 
 
+def test_of_hundreds_of_tasks_there_are_distribution_best_and_worst(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"t{index}" for index in range(100)]
+    test = {"loss": 1.0, **{f"{name}/auroc": index / 100 for index, name in enumerate(names)}, "t50/auroc": None}
+    labels = dict.fromkeys(names, 30) | {"t99": 29, "t0": 29}  # of which the others are no better by chance
+    record = with_numbers(test, linear={f"{name}/auroc": 0.5 for name in names[:80]})
+    record |= {"main_metrics": dict.fromkeys(names, "auroc"), "data": {"test_labels": labels}}
+    lines = printed(record, tmp_path, capsys).splitlines()
+    assert "auroc over 100 tasks" in [line.strip() for line in lines]
+    rows = [line.split() for line in lines]
+    assert ["network", "99", "0.0000", "0.2450", "0.4900", "0.7450", "0.9900"] in rows
+    assert ["linear", "80", *["0.5000"] * 5] in rows
+    ranked = [row for row in rows if len(row) == 6 and row[2] == row[5] == "30"]
+    assert (ranked[0], ranked[-1]) == (
+        ["t98", "0.9800", "30", "t1", "0.0100", "30"],
+        [*["t89", "0.8900", "30", "t10", "0.1000", "30"]],
+    )
+    assert len(ranked) == 10
+
+
 def test_a_run_records_the_code_that_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files may have changed since."""
     monkeypatch.setattr("mtl.runs.results.commit", lambda _: "later")
