@@ -23,7 +23,7 @@ from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import Positive, validated
 from mtl.predictions import distribution, main_number, readable
-from mtl.table_models import Choice, check_packages, choose_models
+from mtl.table_models import MAX_OUTPUTS, Choice, check_packages, choose_models
 from mtl.table_models.blend import blend_outputs, choose_weights
 from mtl.table_models.fitted import FittedModels
 from mtl.training.evaluation import Evaluation, predict_batches
@@ -162,15 +162,19 @@ def validation_batches(trainer: Trainer, module: MultiTaskModule) -> Iterator[Ba
 
 def fit_calibrations(tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPredictions]) -> dict[str, Calibration]:
     """Return what each of ``tasks`` learns from its labelled ``rows``, which have the outputs of the model in use."""
-    calibrations = {}
+    calibrations, messages = dict[str, Calibration](), list[str]()
     for name, task in tasks.items():
         labelled = labelled_after(task, rows)
         weight = labelled.weight if labelled.weight.dim() else torch.ones(len(labelled))
         calibration, message = fit_calibration(task, labelled.output, labelled.label, weight)
         if calibration is not None:
             calibrations[name] = calibration
-        if message:
-            log.info("task %s: %s", name, message)
+        messages += [f"task {name}: {message}"] * bool(message)
+    if len(messages) > MAX_OUTPUTS:
+        calibrated = [name for name in calibrations if tasks[name].kind != "regression"]
+        messages = [f"calibrated: {len(calibrated)} of {len(messages)} tasks"]
+    for message in messages:
+        log.info("%s", message)
     return calibrations
 
 

@@ -88,9 +88,9 @@ def choose_weights(
         count = max(map(len, rows))
         if not count:
             continue
-        outputs = [part.output.double() for part in rows]
-        nothing = torch.full_like(outputs[models.index(NETWORK)], torch.nan)
-        outputs = torch.stack([nothing if lacks else part for lacks, part in zip(lacking, outputs, strict=True)])
+        nothing = torch.full_like(rows[models.index(NETWORK)].output, torch.nan)
+        parts = zip(lacking, rows, strict=True)
+        outputs = torch.stack([(nothing if lacks else part.output).double() for lacks, part in parts])
         is_finite = outputs.flatten(1).isfinite().all(1)
         outputs = outputs.nan_to_num(0.0, 0.0, 0.0)  # [models, N, ...]
         losses = mean_losses(task, torch.tensordot(grid, outputs, 1), rows[models.index(NETWORK)])

@@ -11,7 +11,7 @@ import torch
 
 from mtl.table_models.forest import Condition, Split, Tree, number_condition
 from mtl.table_models.trees import TREES, Rows, Trees
-from mtl.types import TaskSpec
+from mtl.types import Bag, TaskSpec
 
 COLUMNS = 50  # that a tree reads of a wide table, within limits
 PATIENCE = 100  # trees in a row that do not lower the loss of the held-out rows: no more are grown, these are dropped
@@ -21,6 +21,8 @@ OPTIONS = {
     **{"subsample": 0.8, "bagging_freq": 1, "reg_lambda": 3.0, "max_bin": 63},
     **{"seed": 0, "deterministic": True, "force_row_wise": True, "verbosity": -1},
 }
+# With lists, chosen on the validation rows of Tox21 (2,048 bits): AUROC .824, with the options above .820
+OF_LISTS = {"num_leaves": 63, "min_child_samples": 3, "reg_lambda": 1.0}
 OBJECTIVES = {"huber": "huber", "mae": "regression_l1", "poisson": "poisson", "quantile": "quantile"}
 
 
@@ -30,6 +32,7 @@ class LightGBM(Trees):
 
         width = rows.ids.shape[1] + rows.numbers.shape[1]
         options: dict[str, Any] = OPTIONS | {"num_threads": torch.get_num_threads()}
+        options |= OF_LISTS if any(isinstance(column, Bag) for column in self.columns.values()) else {}
         options["colsample_bytree"] = min(max(COLUMNS / width, 0.1), 0.5)
         if task.kind == "regression":
             options["objective"] = OBJECTIVES.get(task.loss or "", "regression")

@@ -123,7 +123,7 @@ class Trees(TableModel):
                 trees += [(task.name, *tree) for tree in new]
                 biases[task.name] = [*bias]
             if time.monotonic() <= self.deadline:
-                self.left_out.discard(task.name)
+                self.left_out -= {task.name}
         starts = dict(zip(biases, np.cumsum([0, *map(len, biases.values())]).tolist(), strict=False))
         placed = [(starts[name] + output, tree) for name, output, tree in trees]
         return Forest(forest_state(placed, [number for bias in biases.values() for number in bias]))

@@ -79,7 +79,8 @@ class Measurements(dict[Key, Measurement]):
     @property
     def in_use(self) -> str:
         """The name of the model that predicts: the blend if there is one, else the network."""
-        return BLEND if BLEND in self.models() else NETWORK
+        is_blend = (key.model == BLEND and key.split == "test" for key in reversed(self))  # the blend is measured last
+        return BLEND if any(is_blend) else NETWORK
 
     def lead_error(self, task: str, metric: str, model: str) -> float | None:
         """Return the standard error of the value ``in_use`` minus that of ``model``; None if it was not measured."""
