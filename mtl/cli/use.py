@@ -208,7 +208,9 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
     with one_line_errors():
         args = parse_arguments(parser, arguments)
-        from mtl.use.compare import compare, compare_runs, in_words
+        from rich.console import Console
+
+        from mtl.use.compare import compare, compare_runs, in_words, of_many_tasks
         from mtl.use.predict import check_out, read_rows, show
 
         if args.rows is None:
@@ -221,11 +223,14 @@ def compare(arguments: Sequence[str] | None = None) -> None:
             a, b = load_networks(args, args.other)
             options = args.margin, args.by, args.resamples, args.seed, str(args.rows)
             table = compare(a, b, read_rows(a, args.rows), *options)
-        if args.out is None:
-            show(table if args.by else table.drop("by"))
-        else:
+        many = of_many_tasks(table)
+        if args.out is not None:
             write_table(args, table, f"{len(table)} comparisons")
-        print("\n".join(in_words(table, args.margin)))
+        elif not many:
+            show(table if args.by else table.drop("by"))
+        for part in many:
+            Console(width=None if sys.stdout.isatty() else 120).print(part)
+        print("-o FILE writes each task." if many else "\n".join(in_words(table, args.margin)))
 
 
 def export(arguments: Sequence[str] | None = None) -> None:

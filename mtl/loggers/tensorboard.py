@@ -48,9 +48,7 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         super().log_metrics(curves, step)
         if self.config is not None and "test/loss" in metrics:
             tasks = {name: float(value) for name, value in metrics.items() if name.count("/") == 2}
-            means = {name: float(value) for name, value in metrics.items() if name.startswith("test/mean_")}
-            shown = {**means, **(tasks if len(tasks) <= MAX_TEST_VALUES else {})}
-            test_metrics = {"test/loss": float(metrics["test/loss"]), **shown}
+            test_metrics = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MAX_TEST_VALUES else {})
             for summary in hparams(compared(self.config), test_metrics):
                 self.experiment.file_writer.add_summary(summary)
             super().log_metrics(test_metrics, step)

@@ -67,7 +67,12 @@ def write(
     }
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
-        record["slices"] = slices.slices_of(tasks, predictions["test", in_use], cells, data.row_encoder)
+        labelled = predictions["test", in_use]
+        if len(tasks) > results.MAX_LISTED_TASKS:  # each slice of a task is resampled
+            most = sorted(labelled, key=lambda name: -len(labelled[name]))[: results.MOST_TASKS]
+            log.info("slices: of the %d tasks with the most labels", len(most))
+            labelled = {name: labelled[name] for name in most}
+        record["slices"] = slices.slices_of(tasks, labelled, cells, data.row_encoder)
         by_slice = slices.read(record["slices"])
         record["advice"] += slices.sentences(by_slice)
         for run_logger in loggers:

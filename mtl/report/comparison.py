@@ -10,7 +10,7 @@ from functools import cached_property
 from mtl.checks import require
 from mtl.files.formatting import aligned, with_error
 from mtl.files.tables import Bold, Table
-from mtl.report.runs import FINISHED, MEAN, Runs
+from mtl.report.runs import FINISHED, MEAN, Runs, defined_in_all
 from mtl.report.statistics import (
     DELTA,
     MIN_RUNS,
@@ -224,6 +224,9 @@ def compare_settings(
             notes.append(f"{name} has {common} seeds in common with {reference}, whose differences are shown.")
     if len(tasks) > MOST_TASKS and not columns:
         notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
+        both = defined_in_all(runs.table, [name for name in tasks if name in numeric] or tasks)
+        if len(both) < len(tasks):
+            notes.append(f"Means over tasks are over the {len(both)} where all runs have a defined value.")
         every = measured(tasks)
         notes += [_wins(every, name, reference) for name in groups if name != reference]
     return ComparisonTable(runs.heading, reference, counts, quantities, notes, unit)

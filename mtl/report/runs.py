@@ -20,6 +20,7 @@ from mtl.files.run_files import COMMAND, CONFIG, LOG, RESULTS, checked_file, rea
 from mtl.options import fits
 from mtl.overrides import LOCAL
 from mtl.report.statistics import DELTA, SEEDS, Value, pairing_keys, with_delta
+from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.training.measurements import LEAD, NETWORK, Key, Measurements, is_routing
 from mtl.training.metrics import higher_is_better
 
@@ -223,16 +224,24 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
 def with_means(table: pl.DataFrame) -> pl.DataFrame:
     """Add the means over all tasks that have a metric, as ``test/mean_METRIC``, if there are several such tasks.
 
-    The mean is null or NaN if the value of any task is, since a mean over fewer tasks could not be compared.
+    The mean is null or NaN if the value of any task is, since a mean over fewer tasks could not be compared. Of more
+    than ``MAX_LISTED_TASKS`` tasks, it is over those that are ``defined_in_all`` runs.
     """
     metrics: dict[str, list[str]] = {}
     for column, key in zip(table.columns, map(Key.of, table.columns), strict=True):
         if key.split == "test" and key.task and key.model == NETWORK:
             metrics.setdefault(key.metric, []).append(column)
-    several = {f"test/{MEAN}{metric}": names for metric, names in metrics.items() if len(names) > 1}
+    several = {f"test/{MEAN}{metric}": defined_in_all(table, names) for metric, names in metrics.items() if names[1:]}
     return table.with_columns(
         **{mean: pl.mean_horizontal(names, ignore_nulls=False) for mean, names in several.items()}
     )
+
+
+def defined_in_all(table: pl.DataFrame, columns: list[str]) -> list[str]:
+    """Return those of many ``columns`` that are defined in all runs with a value in any; few columns are all needed."""
+    values = table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
+    few = len(columns) <= MAX_LISTED_TASKS or not len(values)
+    return columns if few else [name for name in columns if values[name].is_finite().fill_null(False).all()] or columns
 
 
 def overridden_options(overrides: Iterable[str]) -> Options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -16,7 +17,7 @@ from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import ALL, FINISHED, Runs, config
 from mtl.report.statistics import summarise
-from mtl.runs.results import MOST_TASKS
+from mtl.runs.results import MAX_LISTED_TASKS, MOST_TASKS
 from mtl.table_models import MAX_ROWS
 from mtl.training.measurements import NETWORK, Key
 
@@ -71,11 +72,21 @@ def baselines_of(runs: Runs) -> Table | None:
     done = runs.table.filter(state=FINISHED)
     models = dict.fromkeys(key.model for key in map(Key.of, done.columns) if key.split == "test")
     models.pop(NETWORK, None)
+    means_of: dict[str, list[list[Any]]] = {}  # by metric, of each task the means of the models
     rows = []
     for task, metric in runs.main.items() if models else ():
         names = [str(Key("test", task, metric, model)) for model in models]
         means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
+        means_of.setdefault(metric, []).append(means)
+    if len(rows) > MAX_LISTED_TASKS:
+        complete = {metric: [means for means in part if None not in means] for metric, part in means_of.items()}
+        counts = {metric: f"{len(part)} of {len(means_of[metric])} tasks" for metric, part in complete.items()}
+        rows = [
+            [f"mean {metric} of {counts[metric]}", *(number(fmean(means), 4) for means in zip(*part, strict=True))]
+            for metric, part in complete.items()
+            if part
+        ]
     note = (
         f"Means over the runs. Models of a table learn from at most {MAX_ROWS:,} training rows. The other tables "
         "compare networks, also of runs that predict with a blend."

@@ -239,18 +239,17 @@ def rankings(measured: Measurements, mains: Mapping[str, str], labels: Mapping[s
             rows.append([model, str(len(values)), *map(number, ends or [None] * len(QUARTILES))])
         title = f"{metric} over {len(tasks)} tasks"
         tables.append(Table(["model", "defined", *QUARTILES], rows, title))
-        best, worst = best_and_worst(measured, mains, metric, labels)
-        pairs = itertools.zip_longest(
-            *([_ranked(measured, metric, task, labels) for task in part] for part in (best, worst))
+        cells = (
+            [
+                [task, number(measured.value(task, metric, model=measured.in_use)), str(labels.get(task, ""))]
+                for task in part
+            ]
+            for part in best_and_worst(measured, mains, metric, labels)
         )
-        rows = [[*good, *(bad or [""] * len(good))] for good, bad in pairs]
+        rows = [[*good, *bad] for good, bad in itertools.zip_longest(*cells, fillvalue=[""] * 3)]
         note = f"Among the tasks with at least {MIN_ROWS} labels in the test rows."
         tables += [Table(["best", metric, "labels", "worst", metric, "labels"], rows, notes=[note])] if rows else []
     return tables
-
-
-def _ranked(measured: Measurements, metric: str, task: str, labels: Mapping[str, int]) -> list[str]:
-    return [task, number(measured.value(task, metric, model=measured.in_use)), str(labels.get(task, ""))]
 
 
 def _sharing(shares: Mapping[tuple[str, int], float], groups: Mapping[str, int]) -> Group:

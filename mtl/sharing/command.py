@@ -18,9 +18,11 @@ from mtl.jobs.job import Do
 from mtl.jobs.work import JobList, checked_runs, work, working
 from mtl.options import valid
 from mtl.overrides import key_of
+from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition
 from mtl.sharing.settings import Comparison, ShareOptions
+from mtl.types import has_label
 
 MIN_SEEDS = 3  # with fewer, Student's t test finds next to nothing
 
@@ -40,6 +42,12 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
     folder = Path(first.paths.output_dir) / "share" / (options.name or str(first.choices.data))
     own_splits = data.random_split and not any(key_of(override) == "data.seed" for override in run_overrides)
     comparison = Comparison(options, folder, tasks, run_overrides, bool(first.task_batches), own_splits)
+    if comparison.are_many:
+        require(data.labelled is not None, f"data has {len(tasks)} tasks: more than {MAX_LISTED_TASKS} need a table")
+        targets = data.splits["train"].targets if hasattr(data, "splits") else {}
+        comparison.labels = {
+            t.name: int(has_label(t, targets[t.name]).sum()) for t in data.spec.tasks if t.name in targets
+        }
     monitor = str(checked_runs([setting.overrides for setting in comparison.settings.values()])[0].monitor)
 
     common: Any = {"seed": options.seed, "count": options.seeds, "retries": options.retries}
@@ -62,7 +70,9 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
             seeds = _seeds_within_budget(options, base)
         comparison.seeds = range(options.seed, options.seed + seeds)
         # Later ones are those in groups, unless all tasks will share, or none
-        run([*base.values()], seeds, later=seeds * (len(tasks) > 2))
+        run([*base.values()], seeds, later=seeds * (len(tasks) > 2 and not comparison.are_many))
+        if comparison.are_many:
+            return comparison
         affinity = comparison.affinity()
         if np.isfinite(affinity[~np.eye(len(tasks), dtype=bool)]).any():
             comparison.groups = partition(affinity, options.groups)
@@ -84,7 +94,7 @@ def _seeds_within_budget(options: ShareOptions, base: Mapping[str, JobList]) -> 
         require(bool(spent), f"budget: the first run of {name} has failed, so its time is not known")
         seconds[name] = max(1e-3, sum(spent) / len(spent))
     budget, min_seeds = 60 * (options.budget or 0.0), min(MIN_SEEDS, options.seeds)
-    seconds_per_seed = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
+    seconds_per_seed = sum(seconds.values()) + seconds.get(ALONE, 0.0)  # of a seed: all settings and the groups
     needed = f"{min_seeds} seeds of all settings take about {math.ceil(min_seeds * seconds_per_seed / 60)} minutes"
     require(budget >= min_seeds * seconds_per_seed, f"budget={options.budget:g}: {needed}")
     return min(options.seeds, int(budget / seconds_per_seed))

@@ -16,9 +16,9 @@ from mtl.files.formatting import number, p_value
 from mtl.files.tables import Table
 from mtl.files.writing import write_json
 from mtl.report.page import PAGE, Page, Section, picture
-from mtl.report.runs import FINISHED, read_named_runs
+from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.statistics import DELTA
+from mtl.report.statistics import DELTA, summarise
 from mtl.report.summary import describe_runs
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import (
@@ -31,6 +31,8 @@ from mtl.sharing.answer import (
     describe_task,
     recommend,
 )
+from mtl.sharing.many import RULE as RULE_OF_MANY
+from mtl.sharing.many import gains_of_many, tables_of_many
 from mtl.sharing.settings import Comparison
 
 RULE = (
@@ -52,23 +54,26 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     ``overrides``: those of ``mtl share``.
     """
     runs = read_named_runs(comparison.runs(comparison.settings))
+    if comparison.are_many:
+        by_split = {split: gains_of_many(runs, split) for split in ("val", "test")}
+        means = {name: summarise([*gains.values()]).mean or 0.0 for name, gains in by_split["val"].items()}
+        best = max(means, key=means.__getitem__, default=TOGETHER)
+        lines = [f"recommended: {best}, the best joint network on validation rows", RULE_OF_MANY]
+        tables, command = tables_of_many(by_split["test"], comparison.labels), _command(comparison, best)
+        recommended = {"setting": best, "command": command}
+        content = {"gains": by_split["test"], "recommended": recommended, "labels": comparison.labels}
+        _write(comparison, runs, content, [Section("Answers", lines, command, tables=tables)], overrides, tables)
+        return content
     shared = {name: setting for name, setting in comparison.settings.items() if name in (TOGETHER, GROUPS)}
     gated = {name: setting for name, setting in comparison.settings.items() if name not in (ALONE, *shared)}
     sharing, gates = (comparison.gains_over_alone(settings) for settings in (shared, gated))
-    done = runs.table.filter(state=FINISHED)
     of_sharing, of_gates = (confirm(runs, validation) for validation in (sharing, gates))
     answers = {task: describe_task(task, of_sharing, of_gates, len(comparison.tasks)) for task in comparison.tasks}
     deltas, by = (
         {name: runs.values(name, f"{split}/{DELTA}") for name in comparison.settings} for split in ("test", "val")
     )
     best, why = recommend(by, deltas, runs.overlap)
-    internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
-    recommended_overrides = [
-        override
-        for override in comparison.settings[best].overrides
-        if override in comparison.run_overrides or not override.startswith(internal)
-    ]
-    command = run_command([*recommended_overrides, f"seed={comparison.seeds.start}"])
+    command = _command(comparison, best)
     affinity = comparison.affinity()
     groups = [[comparison.tasks[task] for task in group] for group in comparison.groups]
     gain = number(comparison.predicted_gain(), 2)
@@ -90,24 +95,48 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
         "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},
         "affinity": {"tasks": comparison.tasks, "percent": _json(affinity)},
     }
-    write_json(comparison.folder / "share.json", content)
     conflicts = comparison.conflicts()
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
         Section("Answers", lines, command, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
         Section("Affinities", tables=[_affinities(comparison.tasks, affinity)], figures=figures),
-        replace(section_of(runs, "Settings, for the record: they chose nothing", curves={}), comparison=None),
     ]
+    _write(comparison, runs, content, sections, overrides)
+    return content
+
+
+def _command(comparison: Comparison, setting: str) -> str:
+    """Return the command that trains a setting."""
+    internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
+    recommended_overrides = [
+        override
+        for override in comparison.settings[setting].overrides
+        if override in comparison.run_overrides or not override.startswith(internal)
+    ]
+    return run_command([*recommended_overrides, f"seed={comparison.seeds.start}"])
+
+
+def _write(
+    comparison: Comparison,
+    runs: Runs,
+    content: dict[str, Any],
+    sections: list[Section],
+    overrides: Sequence[str],
+    tables: Sequence[Table] = (),
+) -> None:
+    """Write share.json and the page, and print the first of its ``sections``, the answers, with ``tables``."""
+    write_json(comparison.folder / "share.json", content)
+    sections.append(
+        replace(section_of(runs, "Settings, for the record: they chose nothing", curves={}), comparison=None)
+    )
     provenance = describe_runs([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
     title = f"Should these tasks share? {comparison.folder.name}"
     Page(title, sections, runs.table, provenance).write(comparison.folder)
     console = Console(highlight=False)
-    console.print("\n".join(["", *lines]), markup=False)
-    console.print(command, soft_wrap=True, markup=False)
-    console.print(
-        f"{len(done)} of {len(runs.table)} runs finished: {comparison.folder / PAGE}", style="dim", soft_wrap=True
-    )
-    return content
+    console.print(*tables, "\n".join(["", *sections[0].lines]), sep="\n", markup=False)
+    console.print(content["recommended"]["command"], soft_wrap=True, markup=False)
+    done = runs.table["state"].to_list().count(FINISHED)
+    console.print(f"{done} of {len(runs.table)} runs finished: {comparison.folder / PAGE}", style="dim", soft_wrap=True)
 
 
 def _affinities(tasks: list[str], affinity: np.ndarray) -> Table:

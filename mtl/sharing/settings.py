@@ -16,6 +16,7 @@ from mtl.jobs.setting import FolderName, Setting, WorkerOptions, derived_seed, r
 from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
+from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, measure_gains
 from mtl.sharing.grouping import Group, predicted
 
@@ -45,7 +46,7 @@ class Comparison:
 
     ``run_overrides``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has
     the labels of some tasks only. ``own_splits``: whether each seed has a random split of its own. ``seeds``: of each
-    setting. ``groups``: chosen by the affinities, if any were measured.
+    setting. ``groups``: chosen by the affinities, if any were measured. ``labels``: of the training rows, by task.
     """
 
     options: ShareOptions
@@ -57,16 +58,28 @@ class Comparison:
     seeds: range = range(0)
     settings: dict[str, SharedSetting] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
+    labels: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Add the settings alone, together and those with a gate."""
-        every = f"callbacks.conflict.every_n_steps={self.options.every_n_steps}"
-        self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
-        self.settings[TOGETHER] = self._setting(TOGETHER, ["network=shared_bottom", every], [self.tasks])
+        """Add the settings alone, together and those with a gate; of many tasks, only those that are joint.
+
+        A network for each of them, affinities of all pairs and as many experts would take too long.
+        """
+        every = [f"callbacks.conflict.every_n_steps={self.options.every_n_steps}"]
+        if not self.are_many:
+            self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
+        joint = ["network=shared_bottom", *([] if self.are_many else every)]
+        self.settings[TOGETHER] = self._setting(TOGETHER, joint, [self.tasks])
         named = any(override.startswith("network=") for override in self.run_overrides)  # the network that is gated
-        network = [] if named else ["network=mmoe", f"recipe.num_experts={len(self.tasks)}"]
+        experts = [] if self.are_many else [f"recipe.num_experts={len(self.tasks)}"]
+        network = [] if named else ["network=mmoe", *experts]
         for gate in self.options.gates:
             self.settings[gate] = self._setting(gate, [*network, f"gate={gate}"], [self.tasks], gated=True)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether the tasks are too many for networks of their own."""
+        return len(self.tasks) > MAX_LISTED_TASKS
 
     def of_groups(self, groups: Sequence[Group]) -> SharedSetting:
         """Return the setting of separate networks for ``groups`` of tasks."""

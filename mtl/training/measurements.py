@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -184,8 +183,8 @@ def of_few_tasks(row: Mapping[str, float], tasks: Sequence[str], monitors: Colle
     """
     if len(tasks) <= MAX_LOGGED_TASKS:
         return dict(row)
-    names, others = {*tasks}, {*tasks[MAX_LOGGED_TASKS:]}
-    few, values = dict[str, float](), dict[str, list[float]]()
+    names = {*tasks}
+    others, few, values = {*tasks[MAX_LOGGED_TASKS:]}, dict[str, float](), dict[tuple[str, str], list[float]]()
     for name, value in row.items():
         split, task, metric, _ = Key.of(name)
         parts = name.split("/")
@@ -193,9 +192,11 @@ def of_few_tasks(row: Mapping[str, float], tasks: Sequence[str], monitors: Colle
         if name in monitors or not (ends | {task, task.partition("/")[2]}) & others:
             few[name] = value
         if task in names and math.isfinite(value):
-            values.setdefault(f"{split}/{{}}{metric}", []).append(value)
-    for name, numbers in values.items():
-        low, median, high = np.quantile(numbers, [0.25, 0.5, 0.75]).tolist()
-        few[name.format("mean_")] = statistics.fmean(numbers)
-        few |= {name.format("quartile_1_"): low, name.format("median_"): median, name.format("quartile_3_"): high}
+            values.setdefault((split, metric), []).append(value)
+    for (split, metric), numbers in values.items():
+        statistic = dict(
+            zip(("quartile_1", "median", "quartile_3"), np.quantile(numbers, [0.25, 0.5, 0.75]), strict=True)
+        )
+        statistic["mean"] = np.mean(numbers)
+        few |= {f"{split}/{name}_{metric}": float(number) for name, number in statistic.items()}
     return few

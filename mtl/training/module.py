@@ -287,7 +287,7 @@ class MultiTaskModule(LightningModule):
             self._named |= new
         values = {f"{stage}/{name}": value for name, value in results.items()}
         returned = self.trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
-        log_measurements(self.trainer, self, Measurements.of(values))
+        log_measurements(self.trainer, self, Measurements.of(values), loggers=() if returned else self.trainer.loggers)
         if returned:  # Trainer.validate and Trainer.test return what Lightning logs
-            self.log_dict({name: value for name, value in values.items() if name != f"{stage}/loss"}, logger=False)
-        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)
+            self.log_dict({name: value for name, value in values.items() if name != f"{stage}/loss"})
+        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=None if returned else False)

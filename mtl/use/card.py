@@ -17,6 +17,7 @@ from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
 from mtl.predictions import class_names
 from mtl.report.runs import read_results
+from mtl.runs.results import MAX_LISTED_TASKS, rankings
 from mtl.types import TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -37,15 +38,18 @@ def write_card(run: Path, folder: Path, trust: Sequence[str] = ()) -> None:
 
 def card(model: TrainedModel, results: Any, name: str) -> str:
     """Return the model card: a block of metadata in YAML, and what the network predicts, from what, and how well."""
-    tasks = model.spec.tasks
+    tasks, is_short = model.spec.tasks, len(model.spec.tasks) <= MAX_LISTED_TASKS
+    names = "### Tasks\n\n" + markdown(", ".join(task.name for task in tasks))
+    ranked = [] if is_short else rankings(results.measured, results.main_metrics, results.data.test_labels)
+    metrics = ranked or [_metrics(model, results)]
     parts = [
         f"---\n{_metadata(model, results, name)}---",
         f"# {markdown(name)}",
         f"A network of `mtl` ({type(model.core).__name__}, {results.parameters or 0:,.0f} parameters) that predicts "
         f"{len(tasks)} tasks together.",
-        Table(["task", "kind", "predicts"], [_predicts(task) for task in tasks], "Tasks").markdown(),
+        Table(["task", "kind", "predicts"], list(map(_predicts, tasks)), "Tasks").markdown() if is_short else names,
         "### Inputs\n\n" + markdown(", ".join(model.columns or model.spec.inputs)),
-        _metrics(model, results).markdown(),
+        *(table.markdown() for table in metrics),
     ]
     if results.slices:
         parts.append(slices.table_of(slices.read(results.slices), results.main_metrics).markdown())
@@ -77,7 +81,7 @@ def _metrics(model: TrainedModel, results: Any) -> Table:
 def _metadata(model: TrainedModel, results: Any, name: str) -> str:
     """Return the metadata that model hubs read; each value is JSON, which is YAML too."""
     results_by_task = []
-    for task in model.spec.tasks:
+    for task in model.spec.tasks if len(model.spec.tasks) <= MAX_LISTED_TASKS else ():
         table = results.measured.by_model().filter(task=task.name)
         metrics = table.select("metric", results.measured.in_use).drop_nulls()
         values = [{"type": metric, "value": value} for metric, value in metrics.rows()]

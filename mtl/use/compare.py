@@ -16,10 +16,13 @@ from torch import Tensor
 from mtl.checks import InputError, join_names, require
 from mtl.files.formatting import number
 from mtl.files.run_files import PREDICTIONS
+from mtl.files.tables import Table
 from mtl.objectives import OF_QUANTILES
 from mtl.options import FilePath, Positive, RunSeed, validated
+from mtl.report.many_tasks import gains_over_tasks
 from mtl.report.statistics import Difference, Verdict, holm
 from mtl.runs.predictions_file import read_predictions
+from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.training.bootstrap import standard_error
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of
@@ -30,6 +33,7 @@ from mtl.use.slices import values_of
 from mtl.use.trained import UNNAMED_TABLE, TrainedModel
 
 RESAMPLES = 1_000
+MAX_RESAMPLES_OF_MANY = 100  # with more than MAX_LISTED_TASKS tasks, which are the units of the statistics
 Resamples = Annotated[int, Field(ge=100)]
 MAX_RESAMPLE_ROWS = 20_000  # rows of a resample
 MIN_SLICE_ROWS = 50  # labelled rows of a slice
@@ -57,7 +61,8 @@ def compare(
 
     The standard error is that of ``resamples`` bootstrap resamples of the rows, or of whole groups where the metric
     ranks the rows of groups; the interval is normal (Efron and Tibshirani 1993, chapter 13), with Student's quantiles.
-    A resample has at most 20,000 of all rows; its error is scaled to their number (Bickel et al. 1997).
+    A resample has at most 20,000 of all rows; its error is scaled to their number (Bickel et al. 1997). With more than
+    64 tasks there are at most 100 resamples.
 
     ``by``: also compare the rows of each slice of this column, see ``mtl.use.slices.values_of``; their p-values are
     corrected together by Holm's method. ``rows``: as in ``TrainedModel.evaluate``; the result is of polars, or of
@@ -124,6 +129,7 @@ def _comparison(
 ) -> pl.DataFrame:
     """Return the table of ``compare``, from what both networks predicted; ``cells``: the slice of each row."""
     of_tasks, slices = [], []
+    resamples = min(resamples, MAX_RESAMPLES_OF_MANY) if len(tasks) > MAX_LISTED_TASKS else resamples
     for a, b, metric in tasks:
         pair = _common_rows((a, b), predictions)
         of_tasks.append((a, None, _compared(a, metric, pair, resamples, seed)))
@@ -209,6 +215,20 @@ def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margi
     if higher_is_better(row["metric"]) is None and verdict in (Verdict.BETTER, Verdict.WORSE):
         verdict = Verdict.UNDECIDED
     return str(verdict)
+
+
+def of_many_tasks(table: pl.DataFrame) -> list[Table]:
+    """Return for each metric of more than ``MAX_LISTED_TASKS`` tasks of ``compare`` how much better B is over them."""
+    rows = table.filter(pl.col("by").is_null())
+    tables, labels = list[Table](), dict(rows.select("task", "rows").rows())
+    for (metric,), part in rows.group_by("metric", maintain_order=True) if len(rows) > MAX_LISTED_TASKS else ():
+        sign = 1.0 if higher_is_better(str(metric)) else -1.0
+        gains = {task: None if d is None else sign * d for task, d in part.select("task", "difference").rows()}
+        counts = {verdict: len(part.filter(b_is=verdict)) for verdict in Verdict}
+        verdicts = ", ".join(f"{verdict} in {count}" for verdict, count in counts.items() if count)
+        title = f"{metric}: how much better B is, by labels; of the tasks, B is {verdicts or Verdict.UNDECIDED}"
+        tables.append(gains_over_tasks(gains, labels, title))
+    return tables
 
 
 def in_words(table: pl.DataFrame, margin: float | None) -> list[str]:

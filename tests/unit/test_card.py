@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ import mtl
 from mtl.checkpoints.safetensors_weights import read_plain, write_plain
 from mtl.checks import InputError
 from mtl.cli.use import card
+from mtl.report.runs import Results
+from mtl.types import TaskSpec
+from mtl.use import run_page
+from mtl.use.card import card as make_card
 
 TASKS = {"clicked": "binary", "minutes": {"kind": "regression", "loss": "quantile"}, "city": "multiclass"}
 
@@ -75,3 +80,20 @@ def test_a_run_that_has_not_finished_has_no_card(run: Path, tmp_path: Path) -> N
     (tmp_path / "checkpoints" / "best.ckpt").write_bytes((run / "checkpoints" / "best.ckpt").read_bytes())
     with pytest.raises(SystemExit, match="is not the folder of a finished run"):
         card([str(tmp_path)])
+
+
+def test_of_hundreds_of_tasks_page_and_card_show_the_best_and_the_worst() -> None:
+    tasks = [f"t{index}" for index in range(100)]
+    numbers = {"loss": 1.0, **{f"{task}/auroc": index / 100 for index, task in enumerate(tasks)}}
+    record = {"numbers": {"test": {"network": numbers}}, "main_metrics": dict.fromkeys(tasks, "auroc"), "finished": ""}
+    results = Results.model_validate(record)
+    assert run_page._shown_tasks(results) == ["t99", "t98", "t97", "t96", "t0", "t1", "t2", "t3"]
+    section = run_page._overview(results, [])
+    assert [len(table.rows) for table in section.tables] == [1, 10]
+    model = SimpleNamespace(
+        spec=SimpleNamespace(tasks=[TaskSpec(task, "binary") for task in tasks]), core=None, columns=["x"]
+    )
+    text = make_card(model, results, "many")  # type: ignore[arg-type]
+    assert "auroc over 100 tasks" in text
+    assert "t50" in text
+    assert text.count("\n") < 80

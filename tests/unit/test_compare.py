@@ -23,7 +23,7 @@ from mtl.runs.predictions_file import write_predictions
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import value_of
 from mtl.types import TaskSpec
-from mtl.use.compare import _compared, compare_runs, in_words
+from mtl.use.compare import KINDS, _compared, compare_runs, in_words, of_many_tasks
 from tests.unit.test_fit import QUICK, visits
 
 TASKS: dict[str, Any] = {
@@ -272,3 +272,17 @@ def test_stored_quantiles_that_differ_are_compared_by_the_middle_one(tmp_path: P
         folders.append(stored(tmp_path / name, task, rows))
     assert compare_runs(*folders).select("metric", "a").row(0) == ("mae", 1.0)
     assert compare_runs(folders[0], folders[0]).select("metric", "a").row(0) == ("pinball", pytest.approx(7 / 3))
+
+
+def test_many_tasks_are_the_units_of_the_comparison() -> None:
+    rows = [
+        {"task": f"t{n}", "rows": 40 + n, "metric": "mse", "difference": -0.1 - n / 1e4, "b_is": "better"}
+        for n in range(70)
+    ]
+    table = pl.DataFrame([*rows, {"task": "u", "rows": 3, "metric": "mse"}], KINDS)
+    assert of_many_tasks(table[:60]) == []
+    [shown] = of_many_tasks(table)
+    assert shown.title == "mse: how much better B is, by labels; of the tasks, B is better in 70"
+    assert [row[:2] for row in shown.rows] == [["all", "70 of 71"], ["below 50", "10 of 11"], ["50 to 199", "60 of 60"]]
+    assert shown.rows[0][2].startswith("+0.1035 [")
+    assert shown.rows[0][-1] == "100%"

@@ -208,6 +208,13 @@ def test_a_mean_over_tasks_needs_all_of_them(lacking: float | None, text: str) -
     assert compare_settings(runs).table().rows[0][2] == text
 
 
+def test_a_mean_over_many_tasks_is_over_those_that_all_runs_have() -> None:
+    runs = many(128, 1, pl.lit(math.nan).alias("test/task_003/mse"))
+    comparison = compare_settings(runs)
+    assert comparison.quantities[1].means["gate0"].mean == pytest.approx((127 * 64 - 3) / 127 + 0.25)
+    assert comparison.notes[1] == "Means over tasks are over the 127 where all runs have a defined value."
+
+
 def test_values_that_no_run_has() -> None:
     """Undefined ones are counted; a quantity that a setting does not have is no fault of its runs."""
     own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test/task_004/mse"))
