@@ -160,8 +160,10 @@ def lightgbm(kind: str, x: Any, y: Any, seed: int) -> Any:
 
 def network(kind: str, frames: Mapping[str, pl.DataFrame], seed: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Train one network for all targets, perhaps with its blend; return predictions as ``rival``, by model in use."""
-    tasks = {target: {"kind": kind} for target in frames["train"].columns[1:]}
-    options = {"threads": 1, "recipe": "fingerprints", "blend": "none"} | overrides
+    metrics = ["r2"] if kind == "regression" else ["auroc"]
+    names = {target: target.replace(".", "_") for target in frames["train"].columns[1:]}
+    tasks = {name: {"kind": kind, "column": target, "metrics": metrics} for target, name in names.items()}
+    options = {"threads": 1, "recipe": "fingerprints", "blend": "none", "monitor": "val/average"} | overrides
     rows = {"valid": frames["valid"], "test": frames["test"], "report": False}
     with tempfile.TemporaryDirectory() as folder:
         mtl.fit(frames["train"], tasks, seed=seed, progress=False, folder=f"{folder}/run", options=options, **rows)
@@ -284,7 +286,7 @@ def interval(values: Any) -> str:
 RIVALS = ("linear", "forest", "lightgbm")
 BASE, BLEND = "shared bottom", "blend"
 LEARNING_RATE = "recipe.learning_rate"
-TRIALS = ("0.0005", "0.001", "0.002")  # learning rates of each network; the first split's validation rows choose
+TRIALS = ("0.001",)
 MIXTURE = {"network": "mmoe", "recipe.num_experts": 4, "recipe.k": 2}
 STATIC = MIXTURE | {"network.static_gate": True}
 GATES = ("softmax", "topk", "dselect_k", "comet")
