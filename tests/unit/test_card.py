@@ -15,6 +15,7 @@ import mtl
 from mtl.checkpoints.safetensors_weights import read_plain, write_plain
 from mtl.checks import InputError
 from mtl.cli.use import card
+from tests.trees import few_trees
 
 TASKS = {"clicked": "binary", "minutes": {"kind": "regression", "loss": "quantile"}, "city": "multiclass"}
 
@@ -24,7 +25,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("card") / "my run"
     options = {"recipe.expert_units": [8], "recipe.head_units": [8], "recipe.embedding_dim": 4, "threads": 1}
     given = {"max_epochs": 1, "gate": "comet", "progress": False, "options": options, "ensemble": 2, "calibrate": True}
-    mtl.fit(visits()[:600], TASKS, folder=folder, slices=["device"], **given)
+    with few_trees():
+        mtl.fit(visits()[:600], TASKS, folder=folder, slices=["device"], **given)
     card([str(folder)])
     return folder
 

@@ -81,13 +81,6 @@ def fitted_to_table(model: type[TableModel]) -> TableModel:
     return fit(model, *table())
 
 
-@pytest.fixture
-def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grow few trees, where it does not matter how good they are or what ends their growth."""
-    for name in ("lightgbm", "catboost"):
-        monkeypatch.setattr(f"mtl.table_models.{name}.TREES", 10)
-
-
 @pytest.mark.parametrize("model", [*MODELS.values()])
 def test_models_learn_what_the_inputs_say(model: type[TableModel]) -> None:
     spec, rows = table()
@@ -125,7 +118,7 @@ class Models(torch.nn.Module):
         return {f"{n}/{task}": value for n, model in self.models.items() for task, value in model(inputs).items()}
 
 
-@pytest.mark.usefixtures("_few_trees")
+@pytest.mark.usefixtures("few_trees")
 def test_models_are_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of any number of rows, of inputs with and without ids and numbers, and of trees in several parts."""
     monkeypatch.setattr("mtl.table_models.forest.TREES", 30)
@@ -264,7 +257,7 @@ def test_trees_of_a_task_with_few_labels_read_the_outputs_of_others(monkeypatch:
     torch.testing.assert_close(export(model, last).module()(last)["rare"], model(last)["rare"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.usefixtures("_few_trees")
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("model", [*MODELS.values()])
 def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -> None:
     spec, rows = table()
@@ -278,7 +271,7 @@ def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -
     assert float(task.unstandardize(found["number"]).max()) < 10
 
 
-@pytest.mark.usefixtures("_few_trees")
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("model", [*MODELS.values()])
 def test_a_task_without_a_label_in_the_rows_is_predicted_as_constant(model: type[TableModel]) -> None:
     spec, rows = table()
