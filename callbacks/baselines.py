@@ -16,7 +16,7 @@ from mtl.table_models.base import Constant
 from mtl.table_models.blend import blend_outputs
 from mtl.training.bootstrap import MAX_RESAMPLE_ROWS, MIN_ROWS, RESAMPLES, standard_error
 from mtl.training.evaluation import Evaluation
-from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.labeled_predictions import UNDEFINED, LabeledPredictions
 from mtl.training.measurements import BLEND, LEAD, NETWORK, Key, Measurement, Measurements
 from mtl.training.metrics import metric_names, value_of
 from mtl.training.module import MultiTaskModule
@@ -98,7 +98,8 @@ def leads(in_use: Evaluation, other: Evaluation, name: str) -> Measurements:
             value, value_of_other = (value_of(task.kind, metric, part) for part in drawn)
             return value - value_of_other
 
-        ordered = [part.at(order) for part in rows]
+        bare = {"row_id": UNDEFINED, "weight": UNDEFINED, "output": UNDEFINED}  # no metric reads them
+        ordered = [replace(part, **bare).at(order) for part in rows]
         sem, _ = standard_error(lead, ordered, metric, RESAMPLES, MAX_RESAMPLE_ROWS)
         if sem is not None:
             measurements[Key("test", task_name, metric, name)] = Measurement(lead(ordered), sem)

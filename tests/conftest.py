@@ -21,6 +21,14 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
+LONG = ("test_configs", "test_processes", "test_streaming_run", "test_table_models", "test_weighting")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no worker is left with one of them when the others have ended."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 def pytest_collection_finish() -> None:
     """Leave the imported modules out of later garbage collections, a tenth of the time of the tests."""
     gc.freeze()
@@ -44,6 +52,15 @@ def _fresh() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_trees() -> Iterator[None]:
+    """Let the trees of a blend be few in a test."""
+    from tests import trees
+
+    with trees.few_trees():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ class Split(NamedTuple):
 Tree = Split | float
 
 
+@lru_cache(10_000)  # trees repeat the bounds of a few bins
 def number_condition(column: int, threshold: float, other: bool) -> Condition:
     """Return the condition x > ``threshold`` of a float32 number x, with a threshold that float32 can hold."""
     largest = float(np.finfo(np.float32).max)

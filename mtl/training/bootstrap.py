@@ -41,8 +41,8 @@ def standard_error(
     values = []
     for _ in range(resamples if units > 1 else 0):
         index, groups = resample(draw.integers(0, units, size))
-        changes = {} if groups is None else {"groups": groups}
-        values.append(value([replace(part.at(index), **changes) for part in rows]))
+        parts = [part.at(index) for part in rows]
+        values.append(value(parts if groups is None else [replace(part, groups=groups) for part in parts]))
     defined = np.array(values)[np.isfinite(values)]
     if not len(defined) or len(defined) < (1 - MAX_UNDEFINED_FRACTION) * resamples:
         return None, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,8 +53,7 @@ class LabeledPredictions:
 
     def columns(self) -> dict[str, Tensor]:
         """Return the tensors that are defined, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value.dim()}
+        return {name: value for name, value in vars(self).items() if value.dim()}
 
 
 NOTHING = torch.zeros(0)

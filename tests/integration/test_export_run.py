@@ -16,15 +16,16 @@ from mtl.pipeline.run import run
 from mtl.use import program
 from tests.disks import largest_file
 from tests.integration.helpers import compose_small, train_table
+from tests.trees import few_trees
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}}"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_table(
-        tmp_path_factory.mktemp("trained"), visits()[:300], "gate=topk", "blend=auto", f"data.tasks={TASKS}"
-    )
+    folder, words = tmp_path_factory.mktemp("trained"), ("gate=topk", "blend=auto", f"data.tasks={TASKS}")
+    with few_trees():
+        return train_table(folder, visits()[:300], *words)
 
 
 def test_program_gives_the_predictions_of_the_model(

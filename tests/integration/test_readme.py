@@ -44,6 +44,7 @@ def test_requests_of_the_pages_are_answered(trained: Path) -> None:
         assert row.keys() > {"click_class", "minutes_prediction"}
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_lines_of_python_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -229,7 +229,7 @@ def test_printed_command_works_with_files_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(60)))
     folder, conf = tmp_path / "my run", ["--config-dir", f"{tmp_path}/my conf"]
     words = [*conf, "data=mine", f"data.path={tmp_path}/rows.csv", "trainer.max_epochs=1", f"hydra.run.dir='{folder}'"]
-    words += [f"paths.data_dir='{tmp_path}/my sets'", "callbacks.routing.figures=false"]
+    words += [f"paths.data_dir='{tmp_path}/my sets'", "callbacks.routing.figures=false", "blend=none"]
     assert program(tmp_path / "first", *words).status == 0
     refused = program(tmp_path / "refused", *words).output
     resume = shlex.split(refused.partition("resume it with: ")[2].partition("; or")[0])

@@ -116,7 +116,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtl.jobs.job.do", in_process)
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "é": (x > 8).cast(int), "a=b": x * 2.0, "c, d": x * 1.0})
-    sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}
+    sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none", "blend": "none"}
     options: dict[str, Any] = {"seeds": 2, "gates": [], "every_n_steps": 1, "max_epochs": 1, "options": sizes}
     tasks = {"é": "binary", "a=b": "regression", "c, d": "regression"}
     found = mtl.share(frame, tasks, folder=tmp_path, **options)

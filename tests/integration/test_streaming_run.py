@@ -32,6 +32,8 @@ WORDS = [
     *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_n_steps=5"),
 ]
 
+LINEAR = "blend=[linear]"  # trees take longer than these runs
+
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,7 +58,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    ended(fork(folder, *BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}", "data.batch_size=64"))
+    ended(fork(folder, *BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}", "data.batch_size=64", LINEAR))
     assert len(course(folder)) == 3 * STEPS
     return folder
 
@@ -68,12 +70,12 @@ def test_two_processes_equal_one(rows: Path, tmp_path: Path) -> None:
 
 def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = [*BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}/*.parquet", "data.batch_size=64"]
+    words = [*BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}/*.parquet", "data.batch_size=64", LINEAR]
     running, log = fork(folder, *words), folder / "csv" / "metrics.csv"
     deadline = time.monotonic() + LIMIT
     while not log.exists() or len(course(folder)) < STEPS + 6:
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.05)
     running.signal(signal.SIGKILL)
     assert running.wait().status == -signal.SIGKILL
     last = folder / "checkpoints" / "last.ckpt"

@@ -80,6 +80,7 @@ def test_a_trained_model_stands_beside_a_constant_and_a_quick_model(tmp_path: Pa
     assert plain.metrics_table().columns == ["task", "metric", "network", "constant"]
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_test_alone_has_the_constant_of_the_training(tmp_path: Path) -> None:
     folder = train_table(
         tmp_path, visits(), "blend=auto", "data.tasks.clicked={kind: binary}", "data.ignore=[plan,minutes]"
@@ -90,6 +91,7 @@ def test_a_test_alone_has_the_constant_of_the_training(tmp_path: Path) -> None:
     assert after == before
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_each_task_of_a_chain_has_its_own_share(tmp_path: Path) -> None:
     frame = pl.DataFrame({"x": range(300), "click": [0, 1, 1] * 100, "buy": [0, 0, 1] * 100})
     words = ("data.tasks.click={kind: binary}", "data.tasks.buy={kind: binary, after: click, metrics: [logloss]}")
@@ -102,6 +104,7 @@ def test_each_task_of_a_chain_has_its_own_share(tmp_path: Path) -> None:
     assert set(model.metrics_by_model["lightgbm"]) == {"click/auroc", "click/accuracy", "buy/logloss"}
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_constant_ranks_nothing(tmp_path: Path) -> None:
     frame = pl.DataFrame({"x": range(300), "user": [n % 9 for n in range(300)], "y": [n % 2 for n in range(300)]})
     words = ("data.tasks.y={kind: binary, metrics: [ndcg@3, auroc]}", "data.group_column=user")
@@ -125,6 +128,7 @@ def test_undefined_metrics_stay_undefined() -> None:
     assert np.isnan(evaluation.compute()["binary/auroc"])
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_checkpoint_of_before_has_no_constants(tmp_path: Path) -> None:
     folder = train_table(
         tmp_path, visits(), "blend=auto", "data.tasks.clicked={kind: binary}", "data.ignore=[plan,minutes]"

@@ -27,6 +27,7 @@ from mtl.training.measurements import Measurements
 from mtl.types import TaskSpec
 from mtl.use.compare import compare_runs
 from tests.integration.helpers import resume_small
+from tests.trees import few_trees
 from tests.unit.test_fit import QUICK, TASKS, visits
 
 CLICK, PRICE = TaskSpec("click", "binary"), TaskSpec("price", "regression", mean=3.0, std=2.0)
@@ -111,7 +112,8 @@ def test_a_task_after_another_counts_where_that_one_is_positive() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, rows = tmp_path_factory.mktemp("blend") / "run", tmp_path_factory.mktemp("rows") / "rows.csv"
     visits(600).write_csv(rows)
-    mtl.fit(rows, TASKS, folder=path, ensemble=2, **QUICK | {"max_epochs": 30, "blend": "auto"})
+    with few_trees():
+        mtl.fit(rows, TASKS, folder=path, ensemble=2, **QUICK | {"max_epochs": 30, "blend": "auto"})
     return path
 
 
@@ -210,6 +212,7 @@ def test_a_forged_blend_is_one_message(forge: Any, folder: Path, tmp_path: Path)
         run(resume_small(tmp_path / "forged.ckpt", tmp_path / "again", evaluate=True))
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_what_was_learnt_after_the_training_is_in_the_checkpoint_that_is_used(tmp_path: Path) -> None:
     options = {"test_checkpoint": "last", "blend": "auto", "folder": tmp_path / "run"}
     model = mtl.fit(visits(), TASKS, **QUICK | options)
@@ -224,6 +227,7 @@ def test_one_model_alone_keeps_its_metrics_and_has_no_intervals(folder: Path, tm
         linear.predict(visits(50), interval=0.9)
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_model_that_learns_nothing_finite_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The run ends well, and its checkpoint is read."""
     monkeypatch.setattr("mtl.table_models.linear.PENALTIES", (float("nan"),))

@@ -35,6 +35,7 @@ from mtl.use.export import export_run
 from mtl.use.prune import prune_run
 from mtl.use.serve import Predictor
 from tests.integration.helpers import resume_small
+from tests.trees import few_trees
 
 BINARY, CLASSES = TaskSpec("a", "binary"), TaskSpec("a", "multiclass", num_classes=3)
 TASKS: dict[str, Any] = {
@@ -46,7 +47,7 @@ TASKS: dict[str, Any] = {
 }
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
 QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "options": SMALL}
-QUICK["lr"] = 0.02
+QUICK |= {"lr": 0.02, "blend": ["linear"]}
 
 
 def drawn(rows: int = 1500, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -81,7 +82,9 @@ def visits(rows: int = 2000, seed: int = 0) -> pl.DataFrame:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, rows = tmp_path_factory.mktemp("calibrated") / "run", tmp_path_factory.mktemp("rows") / "rows.csv"
     visits().write_csv(rows)
-    mtl.fit(rows, TASKS, calibrate=True, weight_column="w", static_gate=True, folder=path, **QUICK)
+    options = {"calibrate": True, "weight_column": "w", "static_gate": True, "folder": path}
+    with few_trees():
+        mtl.fit(rows, TASKS, **QUICK | options | {"blend": "auto"})
     return path
 
 

@@ -20,6 +20,7 @@ from mtl.report.runs import Results
 from mtl.types import TaskSpec
 from mtl.use import run_page
 from mtl.use.card import card as make_card
+from tests.trees import few_trees
 
 TASKS = {"clicked": "binary", "minutes": {"kind": "regression", "loss": "quantile"}, "city": "multiclass"}
 
@@ -29,7 +30,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("card") / "my run"
     options = {"recipe.expert_units": [8], "recipe.head_units": [8], "recipe.embedding_dim": 4, "threads": 1}
     given = {"max_epochs": 1, "gate": "comet", "progress": False, "options": options, "ensemble": 2, "calibrate": True}
-    mtl.fit(visits()[:600], TASKS, folder=folder, slices=["device"], **given)
+    with few_trees():
+        mtl.fit(visits()[:600], TASKS, folder=folder, slices=["device"], **given)
     card([str(folder)])
     return folder
 

@@ -181,6 +181,7 @@ def test_aitm_is_the_paper_s_attention() -> None:
         AITM([CLICK], 4)
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_predicted_exported_and_served_values_are_equal() -> None:
     rows = pl.concat([ROWS] * 5).with_columns(price=pl.col("x"), x=pl.col("x") % 7)
     price = {"price": {"kind": "regression", "loss": "quantile", "transform": "log"}}

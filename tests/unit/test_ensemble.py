@@ -90,7 +90,9 @@ def test_spread_of_the_members() -> None:
 
 def test_predictions_of_an_ensemble_have_a_spread() -> None:
     frame = {"x": list(range(40)), "y": [i % 2 for i in range(40)]}
-    model = mtl.fit(frame, {"y": "binary"}, ignore=[], max_epochs=1, options={"ensemble": 2}, progress=False)
+    model = mtl.fit(
+        frame, {"y": "binary"}, ignore=[], max_epochs=1, options={"ensemble": 2, "blend": "none"}, progress=False
+    )
     assert model.predict(frame).columns == ["y_class", "y_probability", "y_spread"]
     none = model.predict({"x": [], "y": []})
     assert none.schema == model.predict(frame).schema

@@ -10,6 +10,7 @@ import pytest
 
 from mtl.checks import InputError
 from tests.conftest import ROOT
+from tests.trees import few_trees
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     text = (ROOT / "docs" / "python.md").read_text().replace("cv=3", "cv=2")
     text = re.sub(r"max_epochs=(20|5)\b", "max_epochs=2", text)
     variables: dict[str, Any] = {}
-    with pytest.MonkeyPatch.context() as patch:
+    with few_trees(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("page"))
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
             exec(compile(block, "docs/python.md", "exec"), variables)

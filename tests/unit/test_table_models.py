@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,10 +76,16 @@ def fit(model: type[TableModel], spec: DataSpec, rows: Batch) -> TableModel:
     return model(spec.tasks, spec.inputs).fit(rows)
 
 
+@cache
+def fitted_to_table(model: type[TableModel]) -> TableModel:
+    """Return a model of the rows of ``table``, which several tests use."""
+    return fit(model, *table())
+
+
 @pytest.mark.parametrize("model", [*MODELS.values()])
 def test_models_learn_what_the_inputs_say(model: type[TableModel]) -> None:
     spec, rows = table()
-    found = losses(spec, rows, fit(model, spec, rows)(rows.inputs))
+    found = losses(spec, rows, fitted_to_table(model)(rows.inputs))
     best = losses(spec, rows, Constant(spec.tasks, spec.inputs)(rows.inputs))
     assert all(found[name] < 0.6 * best[name] for name in best if name != "poisson"), (found, best)
     assert found["poisson"] < best["poisson"]  # whose labels are mostly noise
@@ -88,7 +95,7 @@ def test_models_learn_what_the_inputs_say(model: type[TableModel]) -> None:
 def test_a_model_predicts_alike_from_its_saved_state(model: type[TableModel], tmp_path: Path) -> None:
     """Also ids that it has not seen; a second fit forgets the first."""
     spec, rows = table()
-    fitted = fit(model, spec, rows)
+    fitted = fitted_to_table(model)
     torch.save(fitted.state_dict(), tmp_path / "state.pt")
     restored = model(spec.tasks, spec.inputs)
     restored.load_learned(torch.load(tmp_path / "state.pt", weights_only=True))
@@ -101,17 +108,29 @@ def test_a_model_predicts_alike_from_its_saved_state(model: type[TableModel], tm
     assert all(torch.equal(value, first[name]) for name, value in restored(inputs).items())
 
 
-@pytest.mark.parametrize(
-    ("model", "left_out"),
-    [*((model, "") for model in (Constant, *MODELS.values())), (LightGBM, "city"), (LightGBM, "numbers")],
-)
-def test_models_are_programs(model: type[TableModel], left_out: str, tmp_path: Path) -> None:
-    """Programs of any number of rows, of inputs with and without ids and numbers."""
+class Models(torch.nn.Module):
+    """Several models beside each other: a program for all takes less time than one for each."""
+
+    def __init__(self, models: dict[str, TableModel]) -> None:
+        super().__init__()
+        self.models = torch.nn.ModuleDict(models)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{n}/{task}": value for n, model in self.models.items() for task, value in model(inputs).items()}
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_models_are_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of any number of rows, of inputs with and without ids and numbers, and of trees in several parts."""
+    monkeypatch.setattr("mtl.table_models.forest.TREES", 30)
     spec, rows = table()
-    columns = {name: column for name, column in spec.inputs.items() if name != left_out}
-    spec = replace(spec, inputs=columns, tasks=spec.tasks[:3])
-    fitted, inputs = fit(model, spec, rows), random_inputs(spec.inputs, 300)
-    expected, program = fitted(inputs), export(fitted, random_inputs(spec.inputs, 5))
+    spec = replace(spec, tasks=spec.tasks[:3])
+    models = {name: fit(model, spec, rows) for name, model in {"constant": Constant, **MODELS}.items()}
+    for left_out in ("city", "numbers"):
+        columns = {name: column for name, column in spec.inputs.items() if name != left_out}
+        models[f"without {left_out}"] = fit(LightGBM, replace(spec, inputs=columns), rows)
+    every, inputs = Models(models).eval(), random_inputs(spec.inputs, 300)
+    expected, program = every(inputs), export(every, random_inputs(spec.inputs, 5))
     session = save_onnx(program, [*inputs], [*expected], tmp_path / "model.onnx")
     onnx = session.run(None, {x.name: inputs[x.name].numpy() for x in session.get_inputs()})
     for outputs in (
@@ -119,7 +138,7 @@ def test_models_are_programs(model: type[TableModel], left_out: str, tmp_path: P
         dict(zip(expected, map(torch.tensor, onnx), strict=True)),
     ):
         for name, value in expected.items():
-            torch.testing.assert_close(outputs[name], value, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(outputs[name], value, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("has_missing", [False, True])
@@ -239,6 +258,7 @@ def test_trees_of_a_task_with_few_labels_read_the_outputs_of_others(monkeypatch:
     torch.testing.assert_close(export(model, last).module()(last)["rare"], model(last)["rare"], atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("model", [*MODELS.values()])
 def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -> None:
     spec, rows = table()
@@ -252,6 +272,7 @@ def test_models_take_few_rows_unknown_ids_and_weights(model: type[TableModel]) -
     assert float(task.unstandardize(found["number"]).max()) < 10
 
 
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("model", [*MODELS.values()])
 def test_a_task_without_a_label_in_the_rows_is_predicted_as_constant(model: type[TableModel]) -> None:
     spec, rows = table()
@@ -326,6 +347,6 @@ def test_a_fit_ends_at_its_deadline_with_what_it_has(model: type[TableModel]) ->
     spec, rows = table()
     late = model(spec.tasks, spec.inputs)
     late.deadline = 0.0
-    outputs, whole = late.fit(rows)(rows.inputs), fit(model, spec, rows)(rows.inputs)
+    outputs, whole = late.fit(rows)(rows.inputs), fitted_to_table(model)(rows.inputs)
     assert all(bool(value.isfinite().all()) for value in outputs.values())
     assert losses(spec, rows, outputs)["number"] > losses(spec, rows, whole)["number"]
