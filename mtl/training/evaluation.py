@@ -173,10 +173,10 @@ class Evaluation(KeepsBufferPrecision):
         """
         if self._gathered is None:
             rows = gather_rows({(task, name): column for task, name, column in self._labelled_columns()})
-            self._gathered = {}
-            for name, columns in group_by(rows, lambda key: key[0]).items():
-                task, order = self.tasks[name], rows[name, "row_id"].argsort(stable=True)
-                ordered = {column: rows.pop((name, column))[order] for _, column in columns}
+            self._gathered, by_task = {}, group_by(rows, lambda key: key[0])
+            for name, task in ((name, task) for name, task in self.tasks.items() if name in by_task):
+                order = rows[name, "row_id"].argsort(stable=True)
+                ordered = {column: rows.pop((name, column))[order] for _, column in by_task[name]}
                 self._gathered[name] = ordered if task.kind == "span" else _as_compared(task, ordered)
         return self._gathered
 
