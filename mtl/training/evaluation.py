@@ -19,17 +19,8 @@ from mtl.training.epoch import LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import LossSums, pinball
 from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
-from mtl.types import (
-    RANKING,
-    Batch,
-    NetworkOutput,
-    TaskSpec,
-    group_by,
-    has_label,
-    map_tasks,
-    metric_family,
-    stack_tasks,
-)
+from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, has_label, metric_family
+from mtl.types.task_tensors import group_by, map_tasks, stack_tasks
 
 Columns = dict[str, Tensor]  # [N, ...] each
 OF_ROWS = ("row_id", "groups")  # columns that all tasks share
@@ -86,7 +77,7 @@ class Evaluation(KeepsBufferPrecision):
             columns = self._columns(names, prediction, target, row_ids)
             if row_ids is None:
                 row_ids = torch.arange(self._num_rows, self._num_rows + len(target))
-            columns |= {"row_id": row_ids}
+            columns["row_id"] = row_ids
             if self.tasks[names[0]].kind == "binary":
                 self._check_groups(names, groups)
                 columns |= {} if groups is None else {"groups": groups}

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.nn.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, group_by, has_label, stack_tasks, standardize
+from mtl.types import MISSING_CLASS, TaskSpec, has_label, standardize
+from mtl.types.task_tensors import group_by, stack_tasks
 
 
 def task_loss_sums(
@@ -60,7 +61,7 @@ class LossSums:
         names = tuple(predictions)
         if names not in self._groups:
             groups = group_by((self.tasks[name] for name in names), _what_is_alike).values()
-            self._groups[names] = [TaskGroup(group) for group in groups]
+            self._groups[names] = [TaskGroup(group, group[0], [task.name for task in group]) for group in groups]
         totals, counts = [], []
         for group in self._groups[names]:
             prediction, target = (stack_tasks(part, group.names).transpose(0, 1) for part in (predictions, targets))
@@ -74,19 +75,12 @@ class LossSums:
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """N tasks whose losses are one operation."""
+    """N tasks whose losses are one operation; they are like ``spec``, the first of them, but for numbers."""
 
     tasks: list[TaskSpec]
+    spec: TaskSpec
+    names: list[str]
     _constants: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
-
-    @property
-    def spec(self) -> TaskSpec:
-        """The first task; the others are like it but for numbers."""
-        return self.tasks[0]
-
-    @property
-    def names(self) -> list[str]:
-        return [task.name for task in self.tasks]
 
     def constants(self, name: str, like: Tensor, usual: float | None = None) -> Any:
         """Return the field ``name`` of the tasks, ``[N, 1]`` or ``[N, C]``; None if all have the ``usual`` value."""
@@ -188,7 +182,7 @@ def _class_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tenso
 
 LOSSES = {
     "binary": _binary_losses,
-    "multiclass": _class_losses,
     "regression": _regression_losses,
+    "multiclass": _class_losses,
     "span": _class_losses,
 }
