@@ -53,7 +53,7 @@ TOP: dict[str, Any] = {
     "choices": Mapping[str, Any],
     "threads": Annotated[int, Field(ge=1, le=1024)] | None,
     "ensemble": EnsembleSize,
-    "loss_reduction": LossReduction,
+    "loss_reduction": LossReduction | None,  # null in runs resumed from checkpoints without it: tasks
     "compile": bool,
     "monitor": Name,
     "test_checkpoint": Literal["best", "last"],

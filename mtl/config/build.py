@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import hydra.utils
 import torch
@@ -171,7 +171,7 @@ def build_module(
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
     tables = _instantiate(cfg, "embedding_optimizer") if cfg.get("embedding_optimizer") else None
-    make_optimizer, reduction = _instantiate(cfg, "optimizer"), cfg.get("loss_reduction") or "tasks"
+    make_optimizer, reduction = _instantiate(cfg, "optimizer"), cast(Any, options.get("loss_reduction") or "tasks")
     module = MultiTaskModule(network, spec.tasks, make_optimizer, options, distillation, weighting, tables, reduction)
     # Lightning converts the module only after it has loaded the weights of a checkpoint, which would round them
     return module.double() if _is_double(cfg) else module

@@ -31,12 +31,7 @@ Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "ensemble", "data", "permutation", "weighting")
-TRAINED_SECTIONS = (
-    *FIXED_SECTIONS,
-    "optimizer",
-    "embedding_optimizer",
-    "loss_reduction",
-)  # of a run that goes on with the training
+TRAINED_SECTIONS = (*FIXED_SECTIONS, "optimizer", "embedding_optimizer", "loss_reduction")  # of a run that goes on
 # But it may change where data are and how their rows are loaded. The checkpoint holds the vocabularies and scales of
 # the training and fingerprints of the files, so a changed file is noticed; for data.batch_size see ``check_batches``
 FREE = r"data\.(data_dir|.*_url|download|pin_memory|(eval_)?batch_size|(tasks\.[^.]+\.)?(path|val_path|test_path))"

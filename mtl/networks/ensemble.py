@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +13,8 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.networks.base import MultiTaskNetwork
 from mtl.nn.functional import at_least_float32
-from mtl.types import (
-    DataSpec,
-    NetworkOutput,
-    Routing,
-    TaskSpec,
-    TaskTensors,
-    find_places,
-    group_by,
-    stack_tasks,
-)
+from mtl.types import DataSpec, NetworkOutput, Routing, TaskSpec
+from mtl.types.task_tensors import TaskTensors, find_places, group_by, stack_tasks
 
 FEATURES = "\0features"  # the input that holds the output of the bottom that members share
 
@@ -67,7 +59,8 @@ class Ensemble(MultiTaskNetwork):
         outputs: list[NetworkOutput] = [member(inputs, tasks) for member in self.members]
         names = list(outputs[0].predictions)
         tasks_by_name = {task.name: task for task in self.tasks}
-        groups = group_by(names, lambda name: _what_is_alike(tasks_by_name[name])).values()
+        kinds = {name: (task.kind, task.outputs, task.loss == "poisson") for name, task in tasks_by_name.items()}
+        groups = group_by(names, kinds.__getitem__).values()
         places = find_places(groups, names)
         stacked = [torch.stack([stack_tasks(output.predictions, group) for output in outputs]) for group in groups]
         routings: dict[str, Routing] = {}
@@ -84,11 +77,6 @@ class Ensemble(MultiTaskNetwork):
         """Return the options of the members' parameters."""
         members: Any = self.members
         return {p: options for member in members for p, options in member.parameter_options().items()}
-
-
-def _what_is_alike(task: TaskSpec) -> Hashable:
-    """Return what tasks have in common whose means are computed together."""
-    return task.kind, task.outputs, task.loss == "poisson"
 
 
 def mean_prediction(task: TaskSpec, members: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from mtl.checks import require
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.gates.joined import task_key
 from mtl.options import Count, Dropout, validated
-from mtl.types import TaskSpec, TaskTensors, find_places, group_by
+from mtl.types import TaskSpec
+from mtl.types.task_tensors import TaskTensors, find_places, group_by
 
 
 class Heads(nn.Module):

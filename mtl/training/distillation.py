@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from mtl.distributed import batch_mean
 from mtl.nn.functional import at_least_float32
-from mtl.types import NetworkOutput, TaskSpec, TaskTensors, find_places, group_by, stack_tasks
+from mtl.types import NetworkOutput, TaskSpec
+from mtl.types.task_tensors import TaskTensors, find_places, group_by, stack_tasks
 
 
 class Distillation:

@@ -19,17 +19,8 @@ from mtl.training.epoch import LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import LossSums, pinball
 from mtl.training.metrics import averages, mean_of_defined, metric_names, value_of
-from mtl.types import (
-    RANKING,
-    Batch,
-    NetworkOutput,
-    TaskSpec,
-    group_by,
-    has_label,
-    map_tasks,
-    metric_family,
-    stack_tasks,
-)
+from mtl.types import RANKING, Batch, NetworkOutput, TaskSpec, has_label, metric_family
+from mtl.types.task_tensors import group_by, map_tasks, stack_tasks
 
 Columns = dict[str, Tensor]  # [N, ...] each
 OF_ROWS = ("row_id", "groups")  # columns that all tasks share
@@ -86,7 +77,7 @@ class Evaluation(KeepsBufferPrecision):
             columns = self._columns(names, prediction, target, row_ids)
             if row_ids is None:
                 row_ids = torch.arange(self._num_rows, self._num_rows + len(target))
-            columns |= {"row_id": row_ids}
+            columns["row_id"] = row_ids
             if self.tasks[names[0]].kind == "binary":
                 self._check_groups(names, groups)
                 columns |= {} if groups is None else {"groups": groups}
@@ -173,10 +164,10 @@ class Evaluation(KeepsBufferPrecision):
         """
         if self._gathered is None:
             rows = gather_rows({(task, name): column for task, name, column in self._labelled_columns()})
-            self._gathered = {}
-            for name, columns in group_by(rows, lambda key: key[0]).items():
-                task, order = self.tasks[name], rows[name, "row_id"].argsort(stable=True)
-                ordered = {column: rows.pop((name, column))[order] for _, column in columns}
+            self._gathered, by_task = {}, group_by(rows, lambda key: key[0])
+            for name, task in ((name, task) for name, task in self.tasks.items() if name in by_task):
+                order = rows[name, "row_id"].argsort(stable=True)
+                ordered = {column: rows.pop((name, column))[order] for _, column in by_task[name]}
                 self._gathered[name] = ordered if task.kind == "span" else _as_compared(task, ordered)
         return self._gathered
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.nn.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, group_by, has_label, stack_tasks, standardize
+from mtl.types import MISSING_CLASS, TaskSpec, has_label, standardize
+from mtl.types.task_tensors import group_by, stack_tasks
 
 
 def task_loss_sums(
@@ -60,11 +61,11 @@ class LossSums:
         names = tuple(predictions)
         if names not in self._groups:
             groups = group_by((self.tasks[name] for name in names), _what_is_alike).values()
-            self._groups[names] = [TaskGroup(group) for group in groups]
+            self._groups[names] = [TaskGroup(group, group[0], [task.name for task in group]) for group in groups]
         totals, counts = [], []
         for group in self._groups[names]:
             prediction, target = (stack_tasks(part, group.names).transpose(0, 1) for part in (predictions, targets))
-            losses = row_losses(group, at_least_float32(prediction), target)  # [N, B]
+            losses = LOSSES[group.spec.kind](group, at_least_float32(prediction), target)  # [N, B]
             if weights:
                 losses = losses * stack_tasks(weights, group.names).T.to(losses.dtype)
             totals.append(losses.contiguous().sum(-1))  # a sum in another order would have other last digits
@@ -74,35 +75,22 @@ class LossSums:
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """N tasks whose losses are one operation."""
+    """N tasks whose losses are one operation; they are like ``spec``, the first of them, but for numbers."""
 
     tasks: list[TaskSpec]
-    _constants: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    _usual: dict[tuple[str, float], bool] = field(default_factory=dict)
+    spec: TaskSpec
+    names: list[str]
+    _constants: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
 
-    @property
-    def spec(self) -> TaskSpec:
-        """The first task; the others are like it but for numbers."""
-        return self.tasks[0]
-
-    @property
-    def names(self) -> list[str]:
-        return [task.name for task in self.tasks]
-
-    def constants(self, name: str, like: Tensor) -> Tensor:
-        """Return the field ``name`` of the tasks, ``[N, 1]`` or ``[N, C]``."""
+    def constants(self, name: str, like: Tensor, usual: float | None = None) -> Any:
+        """Return the field ``name`` of the tasks, ``[N, 1]`` or ``[N, C]``; None if all have the ``usual`` value."""
         key = (name, like.device, like.dtype)  # cached: a copy to the device in each step would make the CPU wait
         if key not in self._constants:
             values = [getattr(task, name) for task in self.tasks]
             with torch.inference_mode(False):  # else training could not use what evaluation has cached
-                self._constants[key] = torch.tensor(values, device=like.device, dtype=like.dtype).view(len(values), -1)
+                tensor = torch.tensor(values, device=like.device, dtype=like.dtype).view(len(values), -1)
+            self._constants[key] = None if all(value == usual for value in values) else tensor
         return self._constants[key]
-
-    def constants_unless(self, usual: float, name: str, like: Tensor) -> Tensor | None:
-        """Return ``constants``, or None if all are ``usual``."""
-        if (name, usual) not in self._usual:
-            self._usual[name, usual] = all(getattr(task, name) == usual for task in self.tasks)
-        return None if self._usual[name, usual] else self.constants(name, like)
 
 
 def _what_is_alike(task: TaskSpec) -> Hashable:
@@ -115,26 +103,15 @@ def _what_is_alike(task: TaskSpec) -> Hashable:
     return task.kind, task.loss, task.is_log, task.quantiles, task.num_classes, options
 
 
-def row_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of each row ``[N, B]``, 0 without a label, of ``prediction [N, B, ...]`` and ``target [N, B]``.
-
-    Of a span task, ``target`` is ``[N, B, 2]``.
-    """
-    if group.spec.kind in ("multiclass", "span"):
-        return _class_losses(group, prediction, target)
-    if group.spec.kind == "binary":
-        return _binary_losses(group, prediction, target)
-    return _regression_losses(group, prediction, target)
-
-
 def _binary_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the losses ``[N, B]``, 0 without a label, of ``prediction [N, B, ...]`` and ``target [N, B]``."""
     mask = target == target  # false for NaN
     # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in
     # the gradient
     prediction = torch.where(mask, prediction, 0.0)
     target = torch.where(mask, target, 0.0).to(prediction.dtype)
-    pos_weight = group.constants_unless(1.0, "pos_weight", target)
-    smoothing = group.constants_unless(0.0, "smoothing", target)
+    pos_weight = group.constants("pos_weight", target, 1.0)
+    smoothing = group.constants("smoothing", target, 0.0)
     soft = target if smoothing is None else target * (1 - smoothing) + smoothing / 2
     losses = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
     losses = losses if pos_weight is None else losses * torch.where(target > 0, pos_weight, 1.0)
@@ -145,6 +122,7 @@ def _binary_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tens
 
 
 def _regression_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
+    """See ``_binary_losses``."""
     loss, mask = group.spec.loss, target == target
     target = _standardized(group, prediction, target)
     if group.spec.quantiles:
@@ -169,7 +147,7 @@ def _standardized(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tenso
     For a Poisson loss, they are divided by the mean label, whose logarithm is ``TaskSpec.mean``.
     """
     target = target.to(torch.promote_types(target.dtype, prediction.dtype))  # 1.7e9 +- 20 are equal in float32
-    mean, std = group.constants_unless(0.0, "mean", target), group.constants_unless(1.0, "std", target)
+    mean, std = group.constants("mean", target, 0.0), group.constants("std", target, 1.0)
     if group.spec.loss == "poisson":
         return (target if mean is None else target * (-mean).exp()).to(prediction.dtype)
     return standardize(target, mean, std, group.spec.is_log).to(prediction.dtype)
@@ -186,7 +164,7 @@ def pinball(quantiles: Tensor, prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def _class_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the losses of multiclass or span tasks."""
+    """See ``_binary_losses``; of a span task, ``target`` is ``[N, B, 2]``."""
     task, shape = group.spec, target.shape
     prediction, target = prediction.flatten(0, 1), target.flatten(0, 1)
     options: dict[str, Any] = {"ignore_index": MISSING_CLASS, "reduction": "none"}
@@ -200,3 +178,11 @@ def _class_losses(group: TaskGroup, prediction: Tensor, target: Tensor) -> Tenso
         losses = losses * rest.clamp(min=torch.finfo(rest.dtype).tiny) ** task.gamma
     losses = losses.view(shape)
     return losses if task.kind == "multiclass" else losses.mean(-1)
+
+
+LOSSES = {
+    "binary": _binary_losses,
+    "regression": _regression_losses,
+    "multiclass": _class_losses,
+    "span": _class_losses,
+}

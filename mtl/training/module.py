@@ -27,7 +27,8 @@ from mtl.training.losses import LossSums
 from mtl.training.measurements import NETWORK, Measurements, log_measurements, log_values
 from mtl.training.optimizers import build_optimizer, clip_gradients, make_embeddings_sparse
 from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
-from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, map_tasks
+from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
+from mtl.types.task_tensors import map_tasks
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from mtl.types.batch import Batch
 from mtl.types.inputs import ROW, Bag, Categorical, Image, InputSpec, Numeric, RowEncoder, Tokens
 from mtl.types.metrics import KINDS, METRICS, RANKING, TOP, TaskKind, check_metrics, metric_family
 from mtl.types.outputs import Exportable, NetworkOutput, OwnsTaskParameters, Prunable, Routing, sum_losses
-from mtl.types.task_tensors import TaskTensors, find_places, group_by, map_tasks, stack_tasks
+from mtl.types.task_tensors import TaskTensors
 from mtl.types.tasks import MISSING_CLASS, DataSpec, Scorer, TaskSpec, has_label, standardize
 
 __all__ = [
@@ -36,12 +36,8 @@ __all__ = [
     "TaskTensors",
     "Tokens",
     "check_metrics",
-    "find_places",
-    "group_by",
     "has_label",
-    "map_tasks",
     "metric_family",
-    "stack_tasks",
     "standardize",
     "sum_losses",
 ]

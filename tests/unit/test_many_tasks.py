@@ -21,7 +21,8 @@ from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import task_loss_sums
 from mtl.training.module import MultiTaskModule
-from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec, TaskTensors, map_tasks, stack_tasks
+from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
+from mtl.types.task_tensors import TaskTensors, map_tasks, stack_tasks
 
 ROWS = 13
 

@@ -228,8 +228,8 @@ def test_at_the_representation_equals_at_parameters_of_a_linear_shared_part(name
         net = SharedBottom(spec, TabularBottom, Linear, partial(Heads, units=[4])).double()
         found.append(backward(module(with_option(name, grad_wrt=at), net), rows))
     plain = backward(module(None, net), rows)
-    for gradient, other in zip(*(each.values() for each in found), strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-8)
+    for one, other in zip(*(each.values() for each in found), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
     assert (found[0]["trunk.weight"] - plain["trunk.weight"]).norm() > 0.01 * plain["trunk.weight"].norm()
 
 
