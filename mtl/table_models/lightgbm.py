@@ -85,8 +85,8 @@ def _read_node(index: int, fields: Mapping[str, Sequence[str]], vocabularies: Se
         start, end = map(int, fields["cat_boundaries"][int(threshold) : int(threshold) + 2])
         bits = np.array([*map(int, fields["cat_threshold"][start:end])], dtype="<u4").view(np.uint8)
         ids = vocabularies[column][np.flatnonzero(np.unpackbits(bits, bitorder="little"))]
-        right = np.isin(np.arange(ids.min(), ids.max() + 1), ids, invert=True)
-        condition = Condition(column, True, first=int(ids.min()), right=right.tobytes())
+        goes_right = np.isin(np.arange(ids.min(), ids.max() + 1), ids, invert=True)
+        condition = Condition(column, True, first=int(ids.min()), right=goes_right.tobytes())
     else:
         other = not kind & 2 if kind >> 2 == 2 else threshold < 0  # NaN has a side of its own, or goes where 0 goes
         condition = number_condition(column - len(vocabularies), threshold, other)
