@@ -21,7 +21,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
-LONG = ("test_configs", "test_processes", "test_streaming_run", "test_table_models", "test_weighting")
+LONG = ("test_configs", "test_table_models")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
