@@ -115,11 +115,12 @@ def choose_weights(
 
 def mean_losses(task: TaskSpec, outputs: Tensor, rows: LabeledPredictions) -> Tensor:
     """Return the task's mean losses ``[G]`` of ``outputs [G, N]`` or ``[G, N, outputs]`` for its labelled ``rows``."""
-    alone, names = replace(task, after=None, calibration=None), [str(index) for index in range(len(outputs))]
+    names = [str(index) for index in range(len(outputs))]
+    alone = {name: replace(task, name=name, after=None, calibration=None) for name in names}
     label = rows.label.double() if task.kind == "binary" else rows.label
     weights = dict.fromkeys(names, rows.weight) if rows.weight.dim() else None
     predictions, labels = dict(zip(names, outputs, strict=True)), dict.fromkeys(names, label)
-    _, totals, counts = task_loss_sums(dict.fromkeys(names, alone), predictions, labels, weights)
+    _, totals, counts = task_loss_sums(alone, predictions, labels, weights)
     return totals / counts.clamp(min=1)
 
 
