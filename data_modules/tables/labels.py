@@ -329,7 +329,7 @@ class TargetOptions(LabelOptions):
                 f" is a label of task {self.name!r} that does not occur in the training rows ({join_names(classes)}); "
                 f"{new.sum()} rows have such labels. Split the rows in another way, or empty these cells",
             )
-        return torch.from_numpy(ids.to_numpy(writable=True))
+        return torch.from_numpy(ids.to_numpy(writable=True).astype("int64"))  # without rows, polars knows no type
 
 
 @lru_cache(maxsize=256)

@@ -149,10 +149,17 @@ def test_forest_equals_lightgbm(has_missing: bool, monkeypatch: pytest.MonkeyPat
     rows.inputs["numbers"][::5] = torch.nan if has_missing else 0.0
     fitted = fit(LightGBM, spec, rows)
     codes = np.array([9, 0, 1, 2, 3, 9])[inputs["city"]]  # those of cities that the rows do not have: one more number
-    matrix = np.column_stack([codes, inputs["numbers"]])
+    tags = (inputs["tags"][..., None] == torch.arange(1, 4)).any(1).float()
+    matrix = np.column_stack([codes, inputs["numbers"], tags])
     expected = [booster.predict(matrix, raw_score=True).reshape(ROWS, -1) for booster in boosters]
-    outputs = torch.cat([value.view(ROWS, -1) for value in fitted(inputs).values()], 1)
+    outputs_by_task = fitted(inputs)
+    outputs = torch.cat([outputs_by_task[task.name].view(ROWS, -1) for task in most_labels_first(spec, rows)], 1)
     torch.testing.assert_close(outputs.double(), torch.tensor(np.hstack(expected)), atol=1e-5, rtol=0)
+
+
+def most_labels_first(spec: DataSpec, rows: Batch) -> list[TaskSpec]:
+    """Return the tasks in the order in which their trees grow."""
+    return sorted(spec.tasks, key=lambda task: -int(has_label(task, rows.targets[task.name]).sum()))
 
 
 def new_inputs() -> dict[str, Tensor]:
@@ -177,7 +184,7 @@ def test_forest_equals_catboost(has_missing: bool, monkeypatch: pytest.MonkeyPat
     if has_missing:
         rows.inputs["numbers"][::5], valid.inputs["numbers"][::5] = torch.nan, torch.nan
     outputs = CatBoost(spec.tasks, spec.inputs).fit(rows, valid)(valid.inputs)
-    for task in spec.tasks:
+    for task in most_labels_first(spec, rows):
         output = outputs[task.name][has_label(task, rows.targets[task.name])].double()
         predictions = [model.predict(pool) for model, pool in (pairs.pop(0) for _ in task.quantiles or [None])]
         expected = np.stack(predictions, -1).reshape(output.shape)

@@ -104,11 +104,11 @@ def steps(gate: type[Gate], execution: str, static: bool, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("gate", "execution", "static", "waits", "operations"),
     [
-        (SoftmaxGate, "dense", False, {}, 289),
-        (CometGate, "dense", False, {}, 445),
-        (CometGate, "dense", True, {}, 416),
-        (TopKGate, "sparse", False, {"tolist": 1}, 361),
-        (CometGate, "sparse", False, {"tolist": 1}, 501),
+        (SoftmaxGate, "dense", False, {}, 299),
+        (CometGate, "dense", False, {}, 455),
+        (CometGate, "dense", True, {}, 426),
+        (TopKGate, "sparse", False, {"tolist": 1}, 371),
+        (CometGate, "sparse", False, {"tolist": 1}, 511),
     ],
 )
 def test_steps_that_wait_for_the_device(
