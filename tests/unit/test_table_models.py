@@ -153,13 +153,8 @@ def test_forest_equals_lightgbm(has_missing: bool, monkeypatch: pytest.MonkeyPat
     matrix = np.column_stack([codes, inputs["numbers"], tags])
     expected = [booster.predict(matrix, raw_score=True).reshape(ROWS, -1) for booster in boosters]
     outputs_by_task = fitted(inputs)
-    outputs = torch.cat([outputs_by_task[task.name].view(ROWS, -1) for task in most_labels_first(spec, rows)], 1)
+    outputs = torch.cat([outputs_by_task[task.name].view(ROWS, -1) for task in fitted.order], 1)
     torch.testing.assert_close(outputs.double(), torch.tensor(np.hstack(expected)), atol=1e-5, rtol=0)
-
-
-def most_labels_first(spec: DataSpec, rows: Batch) -> list[TaskSpec]:
-    """Return the tasks in the order in which their trees grow."""
-    return sorted(spec.tasks, key=lambda task: -int(has_label(task, rows.targets[task.name]).sum()))
 
 
 def new_inputs() -> dict[str, Tensor]:
@@ -183,8 +178,9 @@ def test_forest_equals_catboost(has_missing: bool, monkeypatch: pytest.MonkeyPat
     valid.inputs["numbers"].nan_to_num_(0.5)
     if has_missing:
         rows.inputs["numbers"][::5], valid.inputs["numbers"][::5] = torch.nan, torch.nan
-    outputs = CatBoost(spec.tasks, spec.inputs).fit(rows, valid)(valid.inputs)
-    for task in most_labels_first(spec, rows):
+    fitted = CatBoost(spec.tasks, spec.inputs).fit(rows, valid)
+    outputs = fitted(valid.inputs)
+    for task in fitted.order:  # in which their trees were grown
         output = outputs[task.name][has_label(task, rows.targets[task.name])].double()
         predictions = [model.predict(pool) for model, pool in (pairs.pop(0) for _ in task.quantiles or [None])]
         expected = np.stack(predictions, -1).reshape(output.shape)
