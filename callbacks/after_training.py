@@ -96,7 +96,7 @@ class AfterTraining(Callback):
         self._report_left_out(
             trainer,
             [name for name in names if name not in others.models]
-            + [f"{name} of {len(m.left_out)} tasks" for name, m in others.models.items() if m.left_out],
+            + [f"{n} for {len(m.left_out)} of {len(tasks)} tasks" for n, m in others.models.items() if m.left_out],
         )
         outputs_of = pl_module.tasks if others.models else calibrated
         models = [NETWORK, *others.models, *([BLEND] if others.models else [])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import ClassVar, Self
@@ -37,10 +36,6 @@ class TableModel(KeepsBufferPrecision, ABC):
     @classmethod
     def can_read(cls, column: InputSpec) -> bool:
         return isinstance(column, cls.reads)
-
-    def has_ended(self) -> bool:
-        """Return whether the fit ended before the deadline, or at least that of some tasks did."""
-        return time.monotonic() < self.deadline
 
     @abstractmethod
     def fit(self, train: Batch, valid: Batch | None = None) -> Self:

@@ -25,6 +25,7 @@ from mtl.types import DataSpec, NetworkOutput, TaskSpec
 STEPS = 10  # of the grid: its weights are multiples of 1 / STEPS
 PRIOR = 300  # labels of a task that its own validation rows need to count as much as those of all tasks
 LEAST = 0.005  # smaller weights are 0
+MAX_NUMBERS = 2**22  # outputs of points of the grid that are in memory at once
 
 Weights = Mapping[str, Mapping[str, float]]  # by task and model
 
@@ -85,22 +86,23 @@ def choose_weights(
         lacking = torch.tensor([task.name in left_out.get(model, ()) for model in models])
         impossible[task.name] = (grid[:, lacking] > 0).any(1)
         rows = [labelled_after(task, rows_by_model[model]) for model in models]
-        count = max(map(len, rows))
-        if not count:
+        of_network = rows[models.index(NETWORK)]
+        if not len(of_network):
             continue
-        nothing = torch.full_like(rows[models.index(NETWORK)].output, torch.nan)
-        parts = zip(lacking, rows, strict=True)
-        outputs = torch.stack([(nothing if lacks else part.output).double() for lacks, part in parts])
+        missing, pairs = torch.full_like(of_network.output, torch.nan), zip(lacking, rows, strict=True)
+        outputs = torch.stack([(missing if lacks else part.output).double() for lacks, part in pairs])
         is_finite = outputs.flatten(1).isfinite().all(1)
         outputs = outputs.nan_to_num(0.0, 0.0, 0.0)  # [models, N, ...]
-        losses = mean_losses(task, torch.tensordot(grid, outputs, 1), rows[models.index(NETWORK)])
+        blocks = grid.split(max(1, MAX_NUMBERS // outputs[0].numel()))
+        losses = torch.cat([mean_losses(task, torch.tensordot(block, outputs, 1), of_network) for block in blocks])
         losses[(grid[:, ~is_finite] > 0).any(1)] = torch.inf
         relative[task.name] = (losses - losses.min()) / losses.min().abs().clamp(min=1e-6)  # r_t - 1
-        labels[task.name] = count
+        labels[task.name] = len(of_network)
     if not relative:
         return {task.name: {NETWORK: 1.0} for task in tasks}
     possible = [part.masked_fill(impossible[name], torch.nan) for name, part in relative.items()]
-    mean, chosen = torch.stack(possible).nanmean(0), dict[str, dict[str, float]]()
+    mean = torch.stack(possible).nanmean(0).nan_to_num(torch.inf)  # inf: no task with labels can have these weights
+    chosen = dict[str, dict[str, float]]()
     prior = min(PRIOR, sum(labels.values()))
     for task in tasks:
         evidence = labels[task.name] * relative[task.name] if task.name in labels else torch.zeros(())
@@ -108,8 +110,8 @@ def choose_weights(
         weights = torch.softmax(-cost / 2, 0) @ grid
         weights = torch.where(weights < LEAST, 0.0, weights)
         weights /= weights.sum()
-        pairs = zip(models, weights.tolist(), strict=True)
-        chosen[task.name] = {model: weight for model, weight in pairs if weight or model == NETWORK}
+        by_model = dict(zip(models, weights.tolist(), strict=True))
+        chosen[task.name] = {model: weight for model, weight in by_model.items() if weight or model == NETWORK}
     return chosen
 
 

@@ -52,7 +52,7 @@ class FittedModels:
                     model = MODELS[name](spec.tasks, spec.inputs)
                     model.deadline = deadline
                     model.fit(*rows)
-                    if model.has_ended() and is_finite(model):  # else it has not learnt what it could
+                    if len(model.left_out) < len(spec.tasks) and is_finite(model):
                         fitted[name] = model
         states = {name: model.state_dict() for name, model in fitted.items()}
         alone = {task.name: {NETWORK: 1.0} for task in spec.tasks}  # until the weights are chosen
@@ -76,11 +76,9 @@ class FittedModels:
     def predict(self, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Return the outputs of each model by task, on the CPU, but of tasks for which it had no time."""
         inputs = {name: value.cpu() for name, value in inputs.items()}
-        outputs = {name: model(inputs) for name, model in self.models.items()}
-        left_out = {name: model.left_out for name, model in self.models.items()}
         return {
-            name: {task: value for task, value in by_task.items() if task not in left_out[name]}
-            for name, by_task in outputs.items()
+            name: {task: output for task, output in model(inputs).items() if task not in model.left_out}
+            for name, model in self.models.items()
         }
 
 
@@ -99,8 +97,9 @@ def check_models(models: Mapping[str, TableModel], weights: Weights, spec: DataS
     """Raise ValueError unless all numbers are finite, the weights of each task add up to 1, and a row is predicted."""
     for task in spec.tasks:
         of_task = weights[task.name]
+        accepted = {NETWORK, *(name for name, model in models.items() if task.name not in model.left_out)}
         is_one = abs(sum(of_task.values()) - 1) <= SUM_ERROR  # false for NaN
-        if not of_task.keys() <= {NETWORK, *models} or min(of_task.values()) < 0 or not is_one:
+        if not of_task.keys() <= accepted or min(of_task.values()) < 0 or not is_one:
             raise ValueError(f"the blend of task {task.name} has the weights {of_task}")
     row = {name: torch.zeros(1, *_shape(column), dtype=_dtype(column)) for name, column in spec.inputs.items()}
     for name, model in models.items():

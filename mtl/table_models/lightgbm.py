@@ -42,10 +42,10 @@ class LightGBM(Trees):
         # LightGBM warns of gaps, and its verbosity does not silence its threads
         vocabularies = [np.unique(column) for column in rows.ids[~rows.held].T]
         codes = [
-            np.where(np.isin(column, ids), np.searchsorted(ids, column), len(ids))
+            np.where(np.isin(column, ids), np.searchsorted(ids, column), len(ids)).astype(np.float32)
             for ids, column in zip(vocabularies, rows.ids.T, strict=True)
         ]
-        x = np.column_stack([*codes, rows.numbers.astype(np.float64)])
+        x = np.column_stack([*codes, rows.numbers])
         train, valid = (
             lightgbm.Dataset(
                 x[part],

@@ -97,14 +97,15 @@ class Linear(TableModel):
             best = {n: torch.where(losses < lowest, value, best.get(n, value)) for n, value in parameters.items()}
             lowest = losses.minimum(lowest)
         self.load_learned({name: value.float() for name, value in best.items()})
+        self.left_out = {task.name for task in self.tasks if time.monotonic() > self.deadline}
         return self
 
     def _sparse(self, ids: Tensor, table: Tensor) -> tuple[Any, Any]:
         """Return how often each row has each id of ``table`` but the first, ``[N, V + 1]``, and the transpose."""
         columns = self.row[ids + self.start]
-        row, place = columns.nonzero(as_tuple=True)
+        row, index = columns.nonzero(as_tuple=True)
         ones = np.ones(len(row), table.numpy().dtype)
-        x = scipy.sparse.csr_array((ones, (row, columns[row, place])), shape=(len(ids), len(table)))
+        x = scipy.sparse.csr_array((ones, (row, columns[row, index])), shape=(len(ids), len(table)))
         return x, x.T.tocsr()
 
     def _losses(self, values: Tensor, rows: Batch) -> Tensor:

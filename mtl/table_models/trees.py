@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mtl.chains import chain
 from mtl.table_models.base import HELD_OUT, TableModel, hold_out, join_columns, split_outputs
 from mtl.table_models.forest import Forest, Tree, forest_state
 from mtl.types import Bag, Batch, Categorical, InputSpec, Numeric, TaskSpec, has_label
@@ -20,7 +22,7 @@ MIN_LABELS = 25  # LightGBM divides fewer only with more than a fifth of them
 FEW = 0.1  # part of the rows with a label below which the trees of a task also read what is predicted for others
 FOLDS = 5
 MAX_TASKS = 32  # of which the trees of some read what is predicted for others
-MAX_LIST_IDS = 4096  # of a list that trees read
+MAX_LIST_IDS = 4096  # of all lists that trees read: each is a column
 
 
 class Rows(NamedTuple):
@@ -34,9 +36,10 @@ class Rows(NamedTuple):
 
 
 class Trees(TableModel):
-    """Trees for each task by itself, those with the most labels first; at the deadline, the others are constant.
+    """Trees for each task by itself, those with the most labels first; at the deadline, the others are left out.
 
-    Of a column that is both ids and a number, they read the number; of a list, whether it has each of its ids.
+    Of a column that is both ids and a number, they read the number; of a list, whether it has each of its ids, if
+    those of the lists up to it are at most ``MAX_LIST_IDS``.
     A task with fewer than ``MIN_LABELS`` labels, or with equal ones, is predicted as constant. The trees of a task with
     a label in fewer than a tenth of the rows also read the outputs of the trees of the other tasks (in training rows,
     those of trees grown without the row), if some have more and the tasks are few.
@@ -51,6 +54,9 @@ class Trees(TableModel):
     def __init__(self, tasks: Iterable[TaskSpec], columns: Mapping[str, InputSpec]) -> None:
         numbers = {name for column in columns.values() if isinstance(column, Numeric) for name in column.columns}
         super().__init__(tasks, {name: column for name, column in columns.items() if name not in numbers})
+        sums = accumulate(column.size if isinstance(column, Bag) else 0 for column in self.columns.values())
+        pairs = zip(self.columns.items(), sums, strict=True)
+        self.columns = {n: c for (n, c), ids in pairs if ids <= MAX_LIST_IDS or not isinstance(c, Bag)}
 
     @abstractmethod
     def grow(self, task: TaskSpec, rows: Rows) -> tuple[list[tuple[int, Tree]], Sequence[float]]:
@@ -58,8 +64,7 @@ class Trees(TableModel):
 
     def fit(self, train: Batch, valid: Batch | None = None) -> Self:
         train, valid = parts = hold_out(train, valid)
-        joined = [self._read(part.inputs) for part in parts]
-        ids, numbers = (torch.cat(columns) for columns in zip(*joined, strict=True))
+        ids, numbers = map(torch.cat, zip(*(self._join(part.inputs) for part in parts), strict=True))
         targets = {task.name: torch.cat([part.targets[task.name] for part in parts]) for task in self.tasks}
         weights = {name: torch.cat([part.weights[name] for part in parts]) for name in train.weights}
         index = torch.arange(len(ids))
@@ -78,26 +83,25 @@ class Trees(TableModel):
                 outputs[fold] = self._grow_all({*counts} - names, others)(ids[fold], numbers[fold]).float()
             rows.inputs["numbers"] = torch.cat([numbers, outputs], 1)
             self.forests.append(self._grow_all(names, rows))
+        by_name = {task.name: task for task in self.tasks}
+        self.left_out = {t.name for t in self.tasks if self.left_out & {earlier.name for earlier in chain(t, by_name)}}
         left_out = torch.tensor([task.name in self.left_out for task in self.tasks])
         self.forests[0].register_buffer("left_out", left_out)
         return self
 
-    def _read(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _join(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the ids ``[B, D]`` and the numbers ``[B, width]``, with a 1 for each id that a list has."""
         lists = {name: column for name, column in self.columns.items() if isinstance(column, Bag)}
         ids, numbers = join_columns({n: column for n, column in self.columns.items() if n not in lists}, inputs)
-        has = [numbers.new_zeros(len(ids), c.size).scatter(1, inputs[name].long(), 1.0) for name, c in lists.items()]
-        return ids, torch.cat([numbers, *(of_list[:, 1:] for of_list in has)], 1)  # id 0 fills up lists
+        multi_hot = [numbers.new_zeros(len(ids), c.size).scatter(1, inputs[n].long(), 1.0) for n, c in lists.items()]
+        return ids, torch.cat([numbers, *(of_list[:, 1:] for of_list in multi_hot)], 1)  # id 0 fills up lists
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        ids, numbers = self._read(inputs)
+        ids, numbers = self._join(inputs)
         outputs: Tensor = self.forests[0](ids, numbers)
         if len(self.forests) > 1:
             outputs = outputs + self.forests[1](ids, torch.cat([numbers, outputs.float()], 1))
         return split_outputs(self.tasks, outputs.float())
-
-    def has_ended(self) -> bool:
-        return len(self.left_out) < len(self.tasks)
 
     def load_learned(self, state: Mapping[str, Tensor]) -> None:
         forests: dict[str, dict[str, Tensor]] = {}
@@ -105,8 +109,10 @@ class Trees(TableModel):
             forest, key = name.rsplit(".", 1)
             forests.setdefault(forest, {})[key] = value
         self.forests = nn.ModuleList(map(Forest, forests.values()))
-        left_out = getattr(self.forests[0], "left_out", torch.zeros(len(self.tasks))).tolist()
-        self.left_out = {task.name for task, is_left_out in zip(self.tasks, left_out, strict=True) if is_left_out}
+        if (left_out := state.get("forests.0.left_out")) is None:  # of an earlier version: its trees read no lists
+            self.columns = {name: column for name, column in self.columns.items() if not isinstance(column, Bag)}
+        else:
+            self.left_out = {task.name for task, late in zip(self.tasks, left_out.tolist(), strict=True) if late}
 
     def _grow_all(self, names: set[str], rows: Batch) -> Forest:
         """Return the trees of the tasks of these ``names``; for others they give 0."""

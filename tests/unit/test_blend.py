@@ -96,6 +96,22 @@ def test_a_model_that_left_out_a_task_has_no_weight_there() -> None:
     }
 
 
+def test_weights_are_finite_where_a_model_left_out_all_tasks_with_labels() -> None:
+    label = (torch.arange(900) % 3 == 0).long()
+    rows = {model: {"click": predicted(label, 2.0 * label - 1)} for model in ("network", "linear")} | {"lightgbm": {}}
+    chosen = choose_weights([CLICK, replace(CLICK, name="unlabelled")], rows, {"lightgbm": {"click"}})
+    half = {"network": pytest.approx(0.5), "linear": pytest.approx(0.5)}
+    assert chosen == {"click": half, "unlabelled": half}
+
+
+def test_parts_of_the_grid_give_the_weights_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    label, draw = (torch.arange(900) % 3 == 0).long(), torch.Generator().manual_seed(0)
+    rows = {model: {"click": predicted(label, torch.randn(900, generator=draw))} for model in MODELS}
+    whole = choose_weights([CLICK], rows)
+    monkeypatch.setattr("mtl.table_models.blend.MAX_NUMBERS", 2000)
+    assert choose_weights([CLICK], rows)["click"] == pytest.approx(whole["click"])
+
+
 def test_a_task_after_another_counts_where_that_one_is_positive() -> None:
     buy, draw = TaskSpec("buy", "binary", after="click"), torch.Generator().manual_seed(0)
     click = (torch.rand(4000, generator=draw) < 0.5).long()
@@ -196,6 +212,7 @@ def test_a_time_limit_ends_the_training_and_leaves_models_out(caplog: pytest.Log
         lambda blend: blend["weights"]["clicked"].update(other=0.0),
         lambda blend: blend["weights"]["clicked"].update(network=float("nan")),
         lambda blend: blend["weights"].pop("clicked"),
+        lambda blend: blend["models"]["lightgbm"]["forests.0.left_out"].fill_(value=True),
         lambda blend: blend["models"]["linear"].clear(),
         lambda blend: blend["models"]["linear"]["table"].fill_(torch.nan),
         lambda blend: blend["models"]["lightgbm"]["forests.0.value"].fill_(torch.inf),

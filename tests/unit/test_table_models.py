@@ -297,6 +297,35 @@ def test_trees_read_the_ids_of_a_list(model: type[TableModel]) -> None:
     assert output[2:].max() < -1
 
 
+def test_trees_of_before_read_no_lists() -> None:
+    """Their state does not say which tasks were left out."""
+    spec, rows = table()
+    columns = {name: column for name, column in spec.inputs.items() if name != "tags"}
+    before, now = fit(LightGBM, replace(spec, inputs=columns), rows), LightGBM(spec.tasks, spec.inputs)
+    now.load_learned({name: value for name, value in before.state_dict().items() if "left_out" not in name})
+    assert all(torch.equal(value, before(rows.inputs)[name]) for name, value in now(rows.inputs).items())
+
+
+def test_trees_read_lists_of_a_limited_number_of_ids() -> None:
+    columns = {name: Bag(MAX_LIST_IDS // 2, 3) for name in ("a", "b", "c")} | {"x": Numeric(1), "y": Categorical(9)}
+    assert list(LightGBM([], columns).columns) == ["a", "b", "x", "y"]
+
+
+def test_a_task_after_one_that_is_left_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, rows = table()
+    click = replace(spec.tasks[0], name="click")
+    targets = {"click": rows.targets["binary"], "buy": rows.targets["binary"].masked_fill(torch.arange(ROWS) > 9, 1)}
+    targets["click"] = targets["click"].masked_fill(torch.arange(ROWS) > 200, torch.nan)
+    model, clock = (
+        LightGBM([click, replace(click, name="buy", after="click")], spec.inputs),
+        iter([0.0] * 2 + [9.0] * 9),
+    )
+    model.deadline = 1.0
+    monkeypatch.setattr("mtl.table_models.trees.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("mtl.table_models.lightgbm.time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert model.fit(Batch(rows.inputs, targets)).left_out == {"click", "buy"}
+
+
 def test_at_the_deadline_trees_of_the_tasks_with_most_labels_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, rows = table()
     tasks = [replace(spec.tasks[0], name=name) for name in ("few", "many")]
@@ -306,7 +335,7 @@ def test_at_the_deadline_trees_of_the_tasks_with_most_labels_are_there(monkeypat
     model.deadline = 1.0
     monkeypatch.setattr("mtl.table_models.trees.time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr("mtl.table_models.lightgbm.time", SimpleNamespace(monotonic=lambda: 0.0))
-    assert model.fit(rows).has_ended()
+    model.fit(rows)
     again = LightGBM(tasks, spec.inputs)
     again.load_learned(model.state_dict())
     assert model.left_out == again.left_out == {"few"}
