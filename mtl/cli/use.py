@@ -204,7 +204,7 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--by", metavar="COLUMN", help="also compare the rows of each value of this column of the table"
     )
-    parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap; default 1000")
+    parser.add_argument("--resamples", type=int, help="of the bootstrap; default 1000, for more than 64 tasks 100")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
     with one_line_errors():
         args = parse_arguments(parser, arguments)
@@ -230,7 +230,10 @@ def compare(arguments: Sequence[str] | None = None) -> None:
             show(table if args.by else table.drop("by"))
         for part in many:
             Console(width=None if sys.stdout.isatty() else 120).print(part)
-        print("-o FILE writes each task." if many else "\n".join(in_words(table, args.margin)))
+        if not many:
+            print("\n".join(in_words(table, args.margin)))
+        elif args.out is None:
+            print("-o FILE writes each task" + (f" and value of {args.by}." if args.by else "."))
 
 
 def export(arguments: Sequence[str] | None = None) -> None:

@@ -239,7 +239,7 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
 
 def defined_in_all(table: pl.DataFrame, columns: list[str]) -> list[str]:
     """Return those of many ``columns`` that are defined in all runs with a value in any; few columns are all needed."""
-    values = table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
+    values = table.filter(pl.any_horizontal(pl.col(columns).cast(pl.Float64).is_finite()))
     few = len(columns) <= MAX_LISTED_TASKS or not len(values)
     return columns if few else [name for name in columns if values[name].is_finite().fill_null(False).all()] or columns
 

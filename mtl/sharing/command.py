@@ -43,7 +43,8 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
     own_splits = data.random_split and not any(key_of(override) == "data.seed" for override in run_overrides)
     comparison = Comparison(options, folder, tasks, run_overrides, bool(first.task_batches), own_splits)
     if comparison.are_many:
-        require(data.labelled is not None, f"data has {len(tasks)} tasks: more than {MAX_LISTED_TASKS} need a table")
+        reason = f"more than {MAX_LISTED_TASKS} are compared with the models of a table, see blend="
+        require(data.labelled is not None and first.blend != "none", f"data has {len(tasks)} tasks: {reason}")
         targets = data.splits["train"].targets if hasattr(data, "splits") else {}
         comparison.labels = {
             t.name: int(has_label(t, targets[t.name]).sum()) for t in data.spec.tasks if t.name in targets

@@ -18,7 +18,7 @@ from mtl.files.writing import write_json
 from mtl.report.page import PAGE, Page, Section, picture
 from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.statistics import DELTA, summarise
+from mtl.report.statistics import DELTA
 from mtl.report.summary import describe_runs
 from mtl.runs.commands import run_command
 from mtl.sharing.answer import (
@@ -32,7 +32,7 @@ from mtl.sharing.answer import (
     recommend,
 )
 from mtl.sharing.many import RULE as RULE_OF_MANY
-from mtl.sharing.many import gains_of_many, tables_of_many
+from mtl.sharing.many import gains_of_many, recommend_joint, tables_of_many
 from mtl.sharing.settings import Comparison
 
 RULE = (
@@ -55,13 +55,12 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     """
     runs = read_named_runs(comparison.runs(comparison.settings))
     if comparison.are_many:
-        by_split = {split: gains_of_many(runs, split) for split in ("val", "test")}
-        means = {name: summarise([*gains.values()]).mean or 0.0 for name, gains in by_split["val"].items()}
-        best = max(means, key=means.__getitem__, default=TOGETHER)
-        lines = [f"recommended: {best}, the best joint network on validation rows", RULE_OF_MANY]
-        tables, command = tables_of_many(by_split["test"], comparison.labels), _command(comparison, best)
+        best, recommendation = recommend_joint(runs)
+        tables, command = tables_of_many(runs, comparison.labels), _command(comparison, best)
         recommended = {"setting": best, "command": command}
-        content = {"gains": by_split["test"], "recommended": recommended, "labels": comparison.labels}
+        gains = gains_of_many(runs, "test")
+        content = {"gains_percent": gains, "recommended": recommended, "labels": comparison.labels}
+        lines = [recommendation, RULE_OF_MANY]
         _write(comparison, runs, content, [Section("Answers", lines, command, tables=tables)], overrides, tables)
         return content
     shared = {name: setting for name, setting in comparison.settings.items() if name in (TOGETHER, GROUPS)}

@@ -183,20 +183,17 @@ def of_few_tasks(row: Mapping[str, float], tasks: Sequence[str], monitors: Colle
     """
     if len(tasks) <= MAX_LOGGED_TASKS:
         return dict(row)
-    names = {*tasks}
     others, few, values = {*tasks[MAX_LOGGED_TASKS:]}, dict[str, float](), dict[tuple[str, str], list[float]]()
     for name, value in row.items():
         split, task, metric, _ = Key.of(name)
         parts = name.split("/")
         ends = {"/".join(parts[start:]) for start in range(1, len(parts))}  # of train/weight/TASK, say
-        if name in monitors or not (ends | {task, task.partition("/")[2]}) & others:
+        if name in monitors or len(parts) < 3 or not (ends | {task, task.partition("/")[2]}) & others:
             few[name] = value
-        if task in names and math.isfinite(value):
+        if task in tasks and math.isfinite(value):
             values.setdefault((split, metric), []).append(value)
     for (split, metric), numbers in values.items():
-        statistic = dict(
-            zip(("quartile_1", "median", "quartile_3"), np.quantile(numbers, [0.25, 0.5, 0.75]), strict=True)
-        )
-        statistic["mean"] = np.mean(numbers)
-        few |= {f"{split}/{name}_{metric}": float(number) for name, number in statistic.items()}
+        statistics = np.mean(numbers), *np.quantile(numbers, [0.25, 0.5, 0.75])
+        for statistic, number in zip(("mean", "quartile_1", "median", "quartile_3"), statistics, strict=True):
+            few[f"{split}/{statistic}_{metric}"] = float(number)
     return few

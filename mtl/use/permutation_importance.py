@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,25 +40,16 @@ def evaluation_of(
     return evaluation
 
 
-def importance(
-    model: Any,
-    labelled: Callable[[pl.DataFrame, str], Batch],
-    frame: pl.DataFrame,
-    tasks: Sequence[TaskSpec],
-    repeats: int,
-    seed: int,
-    where: str,
-) -> pl.DataFrame:
-    """See ``TrainedModel.importance``."""
-    draw = np.random.default_rng(seed)
-    batch, mains = labelled(frame, where), Evaluation(tasks).main_metrics()
+def importance(model: Any, batch: Batch, tasks: Sequence[TaskSpec], repeats: int, seed: int) -> pl.DataFrame:
+    """See ``TrainedModel.importance``; ``batch``: rows with labels."""
+    draw, mains = np.random.default_rng(seed), Evaluation(tasks).main_metrics()
     predicted = [task.name for task in with_earlier(tasks, {task.name: task for task in model.spec.tasks})]
     targets, weights = ({n: of[n] for n in predicted if n in of} for of in (batch.targets, batch.weights))
     batch = Batch(batch.inputs, targets, weights, batch.groups)
     before, losses = evaluated(model, batch), dict[tuple[str, str], list[float]]()
     for column in with_progress_bar(model.columns, "shuffling columns"):
         for _ in range(repeats):
-            inputs = model.encoder.reorder(batch.inputs, column, torch.from_numpy(draw.permutation(len(frame))))
+            inputs = model.encoder.reorder(batch.inputs, column, torch.from_numpy(draw.permutation(len(batch))))
             after = evaluated(model, Batch(inputs, targets, weights, batch.groups))
             for task, metric in mains.items():
                 name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0

@@ -208,8 +208,8 @@ class TrainedModel:
         """
         if self.labelled is None:
             raise InputError("the data of this network are no table, so it has no columns to shuffle")
-        names = self.tasks_named(tasks)
-        return like(rows, importance(self, self.labelled, to_polars(rows), names, repeats, seed, where))
+        batch = self.labelled(to_polars(rows), where)
+        return like(rows, importance(self, batch, self.tasks_named(tasks), repeats, seed))
 
     @validated
     def explain(

@@ -282,7 +282,7 @@ def test_many_tasks_are_the_units_of_the_comparison() -> None:
     table = pl.DataFrame([*rows, {"task": "u", "rows": 3, "metric": "mse"}], KINDS)
     assert of_many_tasks(table[:60]) == []
     [shown] = of_many_tasks(table)
-    assert shown.title == "mse: how much better B is, by labels; of the tasks, B is better in 70"
+    assert shown.title == "mse: how much better B is, by labels"
     assert [row[:2] for row in shown.rows] == [["all", "70 of 71"], ["below 50", "10 of 11"], ["50 to 199", "60 of 60"]]
     assert shown.rows[0][2].startswith("+0.1035 [")
     assert shown.rows[0][-1] == "100%"

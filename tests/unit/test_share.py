@@ -36,7 +36,7 @@ from mtl.sharing.answer import (
     recommend,
 )
 from mtl.sharing.grouping import partition, predicted
-from mtl.sharing.many import gains_of_many, tables_of_many
+from mtl.sharing.many import gains_of_many, recommend_joint, tables_of_many
 from mtl.sharing.settings import Comparison
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
@@ -350,31 +350,36 @@ def test_simulated_gains_are_found_and_none_is_invented(problems: int) -> None:
 
 
 def test_of_many_tasks_joint_runs_are_compared_with_the_best_model_of_each_alone() -> None:
-    """The model alone is chosen on validation rows; tasks are the units, by labels, and one is undefined."""
+    """Each run chooses the model alone on validation rows; tasks are the units, by labels, and one is undefined."""
     names = [f"t{index}" for index in range(80)]
-    tasks = {name: (0.1 if index < 40 else 0.3) + index / 1e4 for index, name in enumerate(names)}
     columns: dict[str, list[Any]] = {"setting": ["together", "together", "comet"], "state": ["finished"] * 3}
-    for name, gain in tasks.items():
+    columns["seed"] = [0, 1, 1]
+    for index, name in enumerate(names):
+        rise = 0.1 if index < 40 else 0.2
         for split in ("val", "test"):
             better = 0.7 if split == "val" else 0.5  # linear is chosen by validation rows, though worse on test rows
-            columns |= {f"{split}/{name}/auroc": [0.5 + gain, 0.5 + gain, 0.6 + gain]}
-            columns |= {f"linear:{split}/{name}/auroc": [better] * 3, f"lightgbm:{split}/{name}/auroc": [0.6] * 3}
+            columns |= {f"{split}/{name}/auroc": [0.3, 0.5 + rise + index / 1e4, 0.4]}
+            columns |= {f"linear:{split}/{name}/auroc": [None, better, better]}  # a run without it counts nothing
             columns |= {f"constant:{split}/{name}/auroc": [0.9] * 3, f"blend:{split}/{name}/auroc": [0.9] * 3}
     columns["linear:test/t79/auroc"] = [math.nan] * 3
     runs = Runs(pl.DataFrame(columns), "", dict.fromkeys(names, "auroc"))
     gains = gains_of_many(runs, "test")
-    assert gains["together"]["t0"] == pytest.approx(0.1)
+    assert gains["together"]["t0"] == pytest.approx(20)  # percent of .5
     assert gains["together"]["t79"] is None
     labels = {name: 10 if index < 40 else 300 for index, name in enumerate(names)}
-    together, comet, gate = tables_of_many(gains, labels)
+    together, comet, gate = tables_of_many(runs, labels)
     assert [row[:2] for row in together.rows] == [
         ["all", "79 of 80"],
         ["below 50", "40 of 40"],
         ["200 or more", "39 of 40"],
     ]
-    assert together.rows[1][2].startswith("+0.1020 [")
-    assert (comet.title, gate.title) == ("comet against single tasks", "comet against together")
-    assert gate.rows[0][2] == "+0.1000 [0.1000, 0.1000]"
+    assert together.rows[1][2].startswith("+20.39 [")
+    assert (comet.title, gate.title) == ("comet against single tasks, %", "comet against together, %")
+    assert gains_of_many(runs, "test", "together")["comet"]["t0"] == pytest.approx(-100 / 3)  # of seed 1 alone: .4, .6
+    best, sentence = recommend_joint(runs)
+    assert (best, sentence.rpartition(": ")[2]) == ("together", "better")
+    worse = runs.table.with_columns(pl.col(f"linear:test/{name}/auroc") * 2 for name in names)
+    assert recommend_joint(Runs(worse, "", runs.main))[1].endswith(": worse")
 
 
 def test_many_tasks_have_neither_networks_of_their_own_nor_affinities(tmp_path: Path) -> None:
