@@ -72,21 +72,20 @@ class Evaluation(KeepsBufferPrecision):
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*self._loss_sums(predictions, targets, weights))
         self._gathered = None
-        for names in group_by(predictions, self._what_is_alike).values():
+        size = len(next(iter(targets.values()), ()))
+        ids = torch.arange(self._num_rows, self._num_rows + size) if row_ids is None else row_ids
+        for names in group_by(predictions, self._group_key).values():
             prediction, target = stack_tasks(predictions, names), stack_tasks(targets, names)
-            columns = self._columns(names, prediction, target, row_ids)
-            if row_ids is None:
-                row_ids = torch.arange(self._num_rows, self._num_rows + len(target))
-            columns["row_id"] = row_ids
+            columns = self._columns(names, prediction, target, row_ids) | {"row_id": ids}
             if self.tasks[names[0]].kind == "binary":
                 self._check_groups(names, groups)
                 columns |= {} if groups is None else {"groups": groups}
             columns |= {"weight": stack_tasks(weights, names)} if weights else {}
             columns |= {"output": at_least_float32(stack_tasks(outputs, names))} if names[0] in self.outputs else {}
             self._blocks.append((names, {name: value.cpu() for name, value in columns.items()}))
-        self._num_rows += 0 if row_ids is None else len(row_ids)
+        self._num_rows += size
 
-    def _what_is_alike(self, name: str) -> Hashable:
+    def _group_key(self, name: str) -> Hashable:
         """Return what tasks have in common whose columns are computed together."""
         task = self.tasks[name]
         alone = name if task.kind == "span" else ""
