@@ -146,12 +146,8 @@ class TableDataModule(TensorDataModule):
 
     def make_labels(self, tasks: Any) -> list[TargetOptions]:
         """Return the labels of ``data.tasks``. Raises InputError."""
-        return [
-            task.model_copy(
-                update={"normalize_loss": self.normalize_losses, "format": self.options.of(task.column).format or ""}
-            )
-            for task in TargetOptions.from_tasks(tasks)
-        ]
+        labels, same = TargetOptions.from_tasks(tasks), {"normalize_loss": self.normalize_losses}
+        return [x.model_copy(update={**same, "format": self.options.of(x.column).format or ""}) for x in labels]
 
     def _check_roles(self) -> None:
         """Raise InputError if a column is given two roles.

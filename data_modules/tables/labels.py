@@ -360,8 +360,8 @@ def expand_patterns(
     of one name.
     """
     entries = {name: entry if isinstance(entry, Mapping) else {"kind": entry} for name, entry in tasks.items()}
-    named = [entry.get(option) for entry in entries.values() for option in ("column", "weight_column")]
-    used = {str(name) for name in (*tasks, *named, *reserved) if name is not None}
+    option_columns = [entry.get(option) for entry in entries.values() for option in ("column", "weight_column")]
+    used = {str(name) for name in (*tasks, *option_columns, *reserved) if name is not None}
     column_of = {name: str(entry.get("column") or name) for name, entry in entries.items()}
     expanded: dict[str, Any] = {}
     for name, entry in entries.items():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.chains import joint_logits
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.distributed import gather, gather_rows
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64
 from mtl.training.epoch import LossMeter
@@ -78,7 +78,9 @@ class Evaluation(KeepsBufferPrecision):
             prediction, target = stack_tasks(predictions, names), stack_tasks(targets, names)
             columns = self._columns(names, prediction, target, row_ids) | {"row_id": ids}
             if self.tasks[names[0]].kind == "binary":
-                self._check_groups(names, groups)
+                for name, metric in ((n, m) for n in names for m in self.metrics_of[n]) if groups is None else ():
+                    no_groups = f"task {name!r}: {metric} ranks the rows of each group; the data have no groups"
+                    require(metric_family(metric) not in RANKING, no_groups)
                 columns |= {} if groups is None else {"groups": groups}
             columns |= {"weight": stack_tasks(weights, names)} if weights else {}
             columns |= {"output": at_least_float32(stack_tasks(outputs, names))} if names[0] in self.outputs else {}
@@ -108,13 +110,6 @@ class Evaluation(KeepsBufferPrecision):
         likelihood = scores.gather(2, target.clamp(min=0)[..., None])[..., 0]
         columns = {"prediction": best_class, "label": target, "confidence": confidence, "likelihood": likelihood}
         return columns | {"scores": scores} if "auroc" in self.metrics_of[names[0]] else columns
-
-    def _check_groups(self, names: Sequence[str], groups: Tensor | None) -> None:
-        """Raise InputError if a metric ranks the rows of groups that there are not."""
-        for name in names if groups is None else ():
-            ranked = [metric for metric in self.metrics_of[name] if metric_family(metric) in RANKING]
-            if ranked:
-                raise InputError(f"task {name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Stay on the CPU instead of moving to a device without float64."""
