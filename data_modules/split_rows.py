@@ -146,27 +146,23 @@ def read_times(source: RowSource, column: str, options: TableOptions) -> Tensor:
     return torch.from_numpy(pl.concat(times).to_numpy().copy())
 
 
-def read_groups(source: RowSource, column: str) -> Tensor:
+def read_groups(source: RowSource, column: str, by: str = "group") -> Tensor:
     """Return the group of each row ``[N]``, int64: rows with the same cell of ``column`` are a group.
 
-    While the column is read it is in memory. Raises InputError for an empty cell.
+    With ``by="scaffold"``, rows whose molecules have the same scaffold are; empty and unreadable cells count as
+    molecules without rings. While the column is read it is in memory. Raises InputError for an empty cell, or if no
+    cell is a molecule.
     """
     texts = []
     for cells in read_cells(source, column):
         cells.check_type(" to single values", "date")
+        if by == "scaffold":
+            texts.append(find_scaffolds(as_text(cells.column)))
+            continue
         cells = replace(cells, frame=cells.frame.with_columns(as_text(cells.column).replace("", None)))
         cells.refuse(cells.column.is_null(), ": data.split.by=group needs the group of each row")
         texts.append(cells.column)
-    return torch.from_numpy(pl.concat(texts).rank("dense").to_numpy().astype(np.int64))
-
-
-def read_scaffolds(source: RowSource, column: str) -> Tensor:
-    """Return the scaffold of each row ``[N]``, int64: that of the molecule in ``column``.
-
-    One more has all cells that are empty or no molecule. Raises InputError for a column of lists.
-    """
-    scaffolds = []
-    for cells in read_cells(source, column):
-        cells.check_type(" to SMILES")
-        scaffolds.append(find_scaffolds(as_text(cells.column)).fill_null(""))
-    return torch.from_numpy(pl.concat(scaffolds).rank("dense").to_numpy().astype(np.int64))
+    text = pl.concat(texts)
+    has_some = text.null_count() < len(text)
+    require(has_some, f"{source.location}, column {column!r}: data.split.by=scaffold needs molecules; no cell is one")
+    return torch.from_numpy(text.fill_null("").rank("dense").to_numpy().astype(np.int64))

@@ -82,16 +82,11 @@ def scaffold_split(scaffolds: Tensor, fractions: Mapping[str, float]) -> dict[st
     """
     names, index, sizes = scaffolds.unique(return_inverse=True, return_counts=True)
     first = torch.full_like(names, len(index)).scatter_reduce(0, index, torch.arange(len(index)), "amin")
-    room = [fraction * len(index) / sum(fractions.values()) for fraction in fractions.values()]
-    part = torch.full_like(names, len(room) - 1)
-    for scaffold in sorted(range(len(names)), key=lambda scaffold: (-sizes[scaffold], -first[scaffold])):
-        free = 0.0
-        for number in range(len(room) - 1):
-            free += room[number]
-            if sizes[scaffold] <= free:
-                part[scaffold] = number
-                room[number] -= float(sizes[scaffold])
-                break
+    limits, taken, part = (_starts(fractions) * len(index)).tolist(), [0] * len(fractions), torch.empty_like(names)
+    for size, _, scaffold in sorted(zip(sizes.tolist(), first.tolist(), range(len(names)), strict=True), reverse=True):
+        fitting = (number for number, limit in enumerate(limits) if sum(taken[: number + 1]) + size <= limit)
+        part[scaffold] = chosen = next(fitting, len(limits))
+        taken[chosen] += size
     return {name: (part[index] == number).nonzero()[:, 0] for number, name in enumerate(fractions)}
 
 

@@ -20,7 +20,7 @@ from mtl.types import RANKING, Batch, DataSpec, TaskSpec, has_label, metric_fami
 
 from .base import TensorDataModule
 from .files.reading import files_of
-from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, read_scaffolds, read_splits, read_times
+from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, read_splits, read_times
 from .splits import by_split, files_to_read, group_split, random_split, scaffold_split, time_split
 from .state import reading_state, spec_of
 from .stream import WINDOW_BLOCKS, StreamedRows, concat_batches
@@ -121,12 +121,8 @@ class TableDataModule(TensorDataModule):
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
         self.options = TableOptions(columns or {}, vocabulary or VocabularyOptions(), on_invalid)
         self.split, self.csv, self.ignore = split or SplitOptions(), csv or CsvOptions(), ignore
-        self.labels = [
-            task.model_copy(
-                update={"normalize_loss": normalize_losses, "format": self.options.of(task.column).format or ""}
-            )
-            for task in TargetOptions.from_tasks(tasks)
-        ]
+        self.normalize_losses = normalize_losses
+        self.labels = self.make_labels(tasks)
         self.weight_column, self.group_column = weight_column, group_column
         weights = [*(task.weight_column for task in self.labels), weight_column]
         self.weight_columns = [column for column in weights if column is not None]
@@ -147,6 +143,11 @@ class TableDataModule(TensorDataModule):
         self.keep_encoding = keep_encoding
         self._row_info: dict[str, pl.DataFrame | SplitRows] = {}  # of rows that are streamed, where to read it
         self._check_roles()
+
+    def make_labels(self, tasks: Any) -> list[TargetOptions]:
+        """Return the labels of ``data.tasks``. Raises InputError."""
+        labels, same = TargetOptions.from_tasks(tasks), {"normalize_loss": self.normalize_losses}
+        return [x.model_copy(update={**same, "format": self.options.of(x.column).format or ""}) for x in labels]
 
     def _check_roles(self) -> None:
         """Raise InputError if a column is given two roles.
@@ -313,7 +314,7 @@ class TableDataModule(TensorDataModule):
         elif by == "group" and column is not None:
             parts = group_split(read_groups(source, column), fractions, self.generator())
         elif by == "scaffold" and column is not None:
-            parts = scaffold_split(read_scaffolds(source, column), fractions)
+            parts = scaffold_split(read_groups(source, column, by), fractions)
         else:
             parts = self.random_parts(source, fractions)
         return assign_rows(source, parts, self.block_rows, reason)

@@ -68,7 +68,7 @@ def log_overview(
         )  # fmt: skip
     if len(perfect) > MAX_LEAKS_LISTED:
         logger.warning(
-            "%d columns predict a task perfectly: leave out with data.ignore those known only after the label: %s",
+            "%d columns predict a task perfectly; leave those known only after the label out with data.ignore: %s",
             len(perfect), join_names(perfect),
         )  # fmt: skip
 

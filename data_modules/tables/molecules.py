@@ -10,6 +10,7 @@ import polars as pl
 from mtl.checks import require_packages
 
 RADIUS, BITS = 2, 2048  # of fingerprints
+NAMES = [str(bit) for bit in range(BITS)]  # shared, since the bits of all remembered molecules are many
 MAX_REMEMBERED = 1 << 17  # molecules, so that each is read once
 
 
@@ -23,12 +24,17 @@ def _rdkit() -> tuple[Any, Any, Any]:
     return Chem, rdBase.BlockLogs, rdFingerprintGenerator.GetMorganGenerator(radius=RADIUS, fpSize=BITS)
 
 
+def _read(smiles: str) -> Any:
+    """Return the molecule, or None."""
+    chem, quiet, _ = _rdkit()
+    with quiet():
+        return chem.MolFromSmiles(smiles)
+
+
 @lru_cache(maxsize=MAX_REMEMBERED)
 def _fingerprint(smiles: str) -> tuple[str, ...] | None:
-    chem, quiet, generator = _rdkit()
-    with quiet():
-        molecule = chem.MolFromSmiles(smiles)
-    return None if molecule is None else tuple(map(str, generator.GetFingerprint(molecule).GetOnBits()))
+    molecule = _read(smiles)
+    return None if molecule is None else tuple(NAMES[bit] for bit in _rdkit()[2].GetFingerprint(molecule).GetOnBits())
 
 
 def find_bits(smiles: pl.Series) -> pl.Series:
@@ -46,11 +52,10 @@ def find_scaffolds(smiles: pl.Series) -> pl.Series:
 
     "" for a molecule without rings; null for a cell that is null or no SMILES. Raises InputError without rdkit.
     """
-    chem, quiet, _ = _rdkit()
+    _rdkit()
     from rdkit.Chem.Scaffolds import MurckoScaffold
 
     scaffold_of: Any = MurckoScaffold.MurckoScaffoldSmiles
-    with quiet():
-        molecules = [None if text is None else chem.MolFromSmiles(text) for text in smiles]
-    scaffolds = [None if one is None else scaffold_of(mol=one) for one in molecules]
+    molecules = (None if text is None else _read(text) for text in smiles)  # one at a time in memory
+    scaffolds = [None if molecule is None else scaffold_of(mol=molecule) for molecule in molecules]
     return pl.Series(smiles.name, scaffolds, dtype=pl.String)

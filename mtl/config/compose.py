@@ -22,7 +22,7 @@ from mtl.runs.commands import RUN_FOLDER
 
 resolvers.register()
 CONF = Path(str(files("mtl.conf")))
-QUICK, LONG_LISTS = "table_quick", "fingerprints"  # recipes of a table for which nothing is chosen; with molecules
+QUICK, FINGERPRINTS = "table_quick", "fingerprints"  # recipes of a table for which nothing is chosen; with molecules
 MOLECULE = re.compile(r"(^|: *)['\"]?molecule['\"]?\s*([,}]|$)")  # the kind of a column, as an option names it
 CHOOSING = ("gate", "network", "experts", "experiment", "schedule", "permutation", "ckpt", "evaluate")
 BOTH = "hydra.searchpath"  # option of a study and of its runs: folders of further YAML files
@@ -57,9 +57,9 @@ def with_default_recipe(overrides: Sequence[str], searched: Iterable[str] = ()) 
     """
     values = {key_of(override): override.partition("=")[2] for override in overrides}
     molecules = [key for key in values if key.startswith("data.columns") and MOLECULE.search(values[key])]
-    recipe = LONG_LISTS if molecules else QUICK
-    default: Any = OmegaConf.load(CONF / "recipe" / f"{recipe}.yaml")
-    of_default = {f"recipe.{name}" for name in default.recipe}
+    recipe = FINGERPRINTS if molecules else QUICK
+    defaults: list[Any] = [OmegaConf.load(CONF / "recipe" / f"{name}.yaml") for name in (QUICK, FINGERPRINTS)]
+    of_default = {f"recipe.{name}" for default in defaults for name in default.recipe}
     keys = [key for key, value in values.items() if value not in ("null", "none", "")]
     is_chosen = any(
         key.split(".")[0] in CHOOSING or key == "recipe" or (key.startswith("recipe.") and key not in of_default)

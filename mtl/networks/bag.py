@@ -12,7 +12,7 @@ from mtl.nn.dropout import dropout_mask
 from mtl.options import Dropout
 
 Pooling = Literal["mean", "sum", "sqrtn"]
-LEFT_OUT = 1  # with sums, ids up to this one: padding, and elements that the training rows do not have
+UNKNOWN = 1  # with sums, ids up to this one: padding, and elements that the training rows do not have
 
 
 class BagLayer(nn.Module):
@@ -30,22 +30,16 @@ class BagLayer(nn.Module):
         self.pooling, self.dropout = pooling, dropout
         self.bias = None if pooling == "mean" else nn.Parameter(torch.zeros(dim))
 
-    def extra_repr(self) -> str:
-        """Return the options, as ``print`` shows them."""
-        return f"pooling={self.pooling!r}, dropout={self.dropout}"
-
     def forward(self, ids: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """Map ``ids [B, length]``, 0 for padding, to ``[B, dim]``; ``embed`` pools the rows of the table."""
         if self.bias is not None:
-            ids = ids.masked_fill(ids <= LEFT_OUT, 0)
-        count = (ids != 0).sum(1, keepdim=True)
+            ids = ids.masked_fill(ids <= UNKNOWN, 0)
+        count = (ids != 0).sum(1, keepdim=True).clamp(min=1)  # also of those that dropout leaves out
         if self.training and self.dropout:
             key, rows = torch.randint(2**62, (), device="cpu"), torch.arange(len(ids), device=ids.device)
             ids = ids.masked_fill(dropout_mask(key, rows, ids.shape[1], self.dropout) == 0, 0)
         x = embed(ids)
         if self.bias is None:
             return x
-        scale = 1 / (1 - self.dropout) if self.training else 1.0
-        if self.pooling == "sqrtn":
-            x = x * count.clamp(min=1).rsqrt().to(x.dtype)
-        return torch.relu(x * scale + self.bias)
+        x = x * count.rsqrt().to(x.dtype) if self.pooling == "sqrtn" else x
+        return torch.relu((x / (1 - self.dropout) if self.training else x) + self.bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -109,8 +110,9 @@ class TabularBottom(nn.Module):
         }
         dims |= {name: dims[target] for name, target in self.targets.items()}
         self.pooled = [name for name, spec in inputs.items() if isinstance(spec, Bag) and spec.target is None]
-        no_list = f"bottom.list_pooling={list_pooling}: no input is a list without a target, see data.columns"
-        require(bool(self.pooled) or list_pooling == "mean", no_list)
+        of_lists = list_pooling != "mean" or list_dim is not None or list_dropout > 0
+        no_list = "no input is a list without a target, see data.columns"
+        require(bool(self.pooled) or not of_lists, f"bottom.list_pooling, list_dim, list_dropout: {no_list}")
         dims |= dict.fromkeys(self.pooled, list_dim) if list_dim is not None else {}
         self.bags = nn.ModuleList(BagLayer(dims[name], list_pooling, list_dropout) for name in self.pooled)
         self.attention = nn.ModuleList(TargetAttention(dims[name], attention_units) for name in attended)
@@ -169,14 +171,13 @@ class TabularBottom(nn.Module):
             first, second = hashed_rows(ids, len(table.weight), len(table.weight))
             return (table(first) + table(second)) / 2  # the same row twice for ids within the table
 
+        bags, targets = dict(zip(self.pooled, self.bags, strict=True)), {*self.targets.values()}
         embedded = {
-            name: embed(name, inputs[name] + (name in self.targets.values()))
+            name: bags[name](ids, partial(embed, name)) if name in bags else embed(name, ids + (name in targets))
             for name in tables
-            if name not in self.pooled
+            for ids in [inputs[name]]
         }
-        for name, bag in zip(self.pooled, self.bags, strict=True):
-            embedded[name] = bag(inputs[name], partial(embed, name))
-        parts = [embedded[name] for name in tables]
+        parts = [*embedded.values()]
         for (name, target), attention in zip(self.targets.items(), self.attention, strict=True):
             parts.append(attention(embed(target, inputs[name]), embedded[target], inputs[name] != 0))
         for name, embedding in zip(self.numeric, self.numbers, strict=True):
@@ -220,3 +221,6 @@ def hashed_rows(ids: Tensor, rows: int, unhashed: int = 1) -> list[Tensor]:
     ids = ids.long()
     p, rest = HASH_PRIME, rows - 1
     return [torch.where(ids < unhashed, ids, 1 + (a * (ids % p) + b) % p % rest) for a, b in HASH_FACTORS]
+
+
+build_bottom.__signature__ = inspect.signature(TabularBottom)  # type: ignore[attr-defined]  # the options it accepts

@@ -48,7 +48,7 @@ class Distillation:
             losses["distillation_layers"] = self.weight * batch_mean(state_losses(output.hidden, target.hidden))
         if self.predictions:
             names = list(output.predictions)
-            groups = group_by(names, self._what_is_alike).values()
+            groups = group_by(names, self._group_key).values()
             blocks = []
             for group in groups:
                 prediction, goal = (stack_tasks(part.predictions, group) for part in (output, target))
@@ -57,7 +57,7 @@ class Distillation:
             losses["distillation_predictions"] = self.weight * batch_mean(by_task.T.contiguous().sum(0))
         return losses
 
-    def _what_is_alike(self, name: str) -> Hashable:
+    def _group_key(self, name: str) -> Hashable:
         """Return what tasks have in common that are compared in one operation."""
         task, teacher_task = self.tasks[name], self.teacher_tasks[name]
         rescaled = name if (task.mean, task.std) != (teacher_task.mean, teacher_task.std) else ""

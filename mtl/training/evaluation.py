@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.chains import joint_logits
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.distributed import gather, gather_rows
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64
 from mtl.training.epoch import LossMeter
@@ -72,21 +72,22 @@ class Evaluation(KeepsBufferPrecision):
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*self._loss_sums(predictions, targets, weights))
         self._gathered = None
-        for names in group_by(predictions, self._what_is_alike).values():
+        size = len(next(iter(targets.values()), ()))
+        ids = torch.arange(self._num_rows, self._num_rows + size) if row_ids is None else row_ids
+        for names in group_by(predictions, self._group_key).values():
             prediction, target = stack_tasks(predictions, names), stack_tasks(targets, names)
-            columns = self._columns(names, prediction, target, row_ids)
-            if row_ids is None:
-                row_ids = torch.arange(self._num_rows, self._num_rows + len(target))
-            columns["row_id"] = row_ids
+            columns = self._columns(names, prediction, target, row_ids) | {"row_id": ids}
             if self.tasks[names[0]].kind == "binary":
-                self._check_groups(names, groups)
+                for name, metric in ((n, m) for n in names for m in self.metrics_of[n]) if groups is None else ():
+                    no_groups = f"task {name!r}: {metric} ranks the rows of each group; the data have no groups"
+                    require(metric_family(metric) not in RANKING, no_groups)
                 columns |= {} if groups is None else {"groups": groups}
             columns |= {"weight": stack_tasks(weights, names)} if weights else {}
             columns |= {"output": at_least_float32(stack_tasks(outputs, names))} if names[0] in self.outputs else {}
             self._blocks.append((names, {name: value.cpu() for name, value in columns.items()}))
-        self._num_rows += 0 if row_ids is None else len(row_ids)
+        self._num_rows += size
 
-    def _what_is_alike(self, name: str) -> Hashable:
+    def _group_key(self, name: str) -> Hashable:
         """Return what tasks have in common whose columns are computed together."""
         task = self.tasks[name]
         alone = name if task.kind == "span" else ""
@@ -109,13 +110,6 @@ class Evaluation(KeepsBufferPrecision):
         likelihood = scores.gather(2, target.clamp(min=0)[..., None])[..., 0]
         columns = {"prediction": best_class, "label": target, "confidence": confidence, "likelihood": likelihood}
         return columns | {"scores": scores} if "auroc" in self.metrics_of[names[0]] else columns
-
-    def _check_groups(self, names: Sequence[str], groups: Tensor | None) -> None:
-        """Raise InputError if a metric ranks the rows of groups that there are not."""
-        for name in names if groups is None else ():
-            ranked = [metric for metric in self.metrics_of[name] if metric_family(metric) in RANKING]
-            if ranked:
-                raise InputError(f"task {name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Stay on the CPU instead of moving to a device without float64."""

@@ -60,7 +60,7 @@ class LossSums:
     ) -> tuple[list[str], Tensor, Tensor]:
         names = tuple(predictions)
         if names not in self._groups:
-            groups = group_by((self.tasks[name] for name in names), _what_is_alike).values()
+            groups = group_by((self.tasks[name] for name in names), _group_key).values()
             self._groups[names] = [TaskGroup(group, group[0], [task.name for task in group]) for group in groups]
         totals, counts = [], []
         for group in self._groups[names]:
@@ -93,7 +93,7 @@ class TaskGroup:
         return self._constants[key]
 
 
-def _what_is_alike(task: TaskSpec) -> Hashable:
+def _group_key(task: TaskSpec) -> Hashable:
     """Return what tasks of a group have in common."""
     options: Hashable = None
     if task.kind == "multiclass":

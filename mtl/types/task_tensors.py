@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import TypeVar
@@ -15,14 +16,18 @@ K = TypeVar("K", bound=Hashable)
 Places = Mapping[str, tuple[int, int]]  # by task: its block, and its column in it
 
 
+@dataclass(eq=False)  # since FSDP finds the tensors that it waits for in dicts, lists and dataclasses alone
 class TaskTensors(Mapping[str, Tensor]):
     """One tensor ``[B, ...]`` for each task, in blocks ``[B, n, ...]`` of n tasks; ``places`` are in the tasks' order.
 
     ``tensors[task]`` is a view of its column. ``dim``: the dimension of the n columns, 2 in blocks ``[K, B, n, ...]``.
     """
 
-    def __init__(self, places: Places, blocks: Sequence[Tensor], dim: int = 1) -> None:
-        self.places, self.blocks, self.dim = places, blocks, dim
+    places: Places
+    blocks: Sequence[Tensor]
+    dim: int = 1
+
+    def __post_init__(self) -> None:
         self._columns: dict[int, tuple[Tensor, ...]] = {}  # of blocks that have been asked for single tasks
 
     @classmethod
@@ -31,7 +36,9 @@ class TaskTensors(Mapping[str, Tensor]):
         if isinstance(tensors, TaskTensors):
             return tensors
         groups = group_by(tensors, lambda name: (tensors[name].shape, tensors[name].dtype)).values()
-        blocks = [tensors[one][:, None] if not more else stack_tasks(tensors, (one, *more)) for one, *more in groups]
+        blocks = [
+            tensors[first][:, None] if not rest else stack_tasks(tensors, (first, *rest)) for first, *rest in groups
+        ]
         return cls(find_places(groups, tensors), blocks)
 
     def __getitem__(self, task: str) -> Tensor:

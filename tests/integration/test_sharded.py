@@ -51,6 +51,7 @@ def sharded(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_
                 ("softmax", [*MOVIELENS, "gate=softmax", "weighting=famo"], 40, 20),
                 ("topk", [*MOVIELENS, "gate=topk", "gate.noisy=false", "gate.balance_weight=0.1"], 40, 20),
                 ("comet", MMOE, 40, 50),
+                ("ensemble", [*MOVIELENS, "network=shared_bottom", "ensemble=2"], 40, 20),
                 ("ple", [*MOVIELENS, "network=ple", "gate=remoe", "trainer.gradient_clip_algorithm=value"], 40, 20),
                 ("routed", [*ROUTED, "gate=dselect_k", "schedule=none"], 20, 7),
                 ("budget", BUDGET, 20, 7),

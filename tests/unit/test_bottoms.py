@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mtl.checks import InputError
-from mtl.config import build
-from mtl.networks.bottom import TabularBottom
+from mtl.config import build, check
+from mtl.networks.bottom import TabularBottom, build_bottom
 from mtl.networks.cross import CrossBottom
 from mtl.networks.text import TextBottom
 from mtl.types import Bag, Categorical, DataSpec, Image, InputSpec, Numeric, TaskSpec
@@ -166,8 +166,12 @@ def test_dropout_leaves_out_elements_and_keeps_the_mean(pooling: str) -> None:
 
 
 def test_sums_need_a_list() -> None:
-    with pytest.raises(InputError, match="list_pooling=sum: no input is a list without a target"):
-        TabularBottom({"item": Categorical(4), "seen": Bag(5, 3, "item")}, list_pooling="sum")
+    for option in ({"list_pooling": "sum"}, {"list_dim": 7}, {"list_dropout": 0.5}):
+        with pytest.raises(
+            InputError, match="list_pooling, list_dim, list_dropout: no input is a list without a target"
+        ):
+            TabularBottom({"item": Categorical(4), "seen": Bag(5, 3, "item")}, **option)
+    assert check.options(build_bottom) == check.options(TabularBottom)
 
 
 def test_crosses_need_vectors() -> None:

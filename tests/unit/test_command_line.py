@@ -159,15 +159,21 @@ def test_patterns_of_columns_on_the_command_line() -> None:
     assert cfg.data.tasks == {**expanded, "seen": "regression"}
 
 
-def test_a_pattern_leaves_columns_with_another_role_and_refuses_those_of_another() -> None:
-    words = ["data=table", "data.path=x.csv", "data.ignore=[id]", "data.columns={bits: list}", "data.tasks={*: binary}"]
+def test_a_pattern_leaves_columns_with_another_role() -> None:
+    words = ["data=table", "data.path=x.csv", "data.ignore=[id]", "data.columns={bits: list, ab: {format: '1.234,5'}}"]
+    words += ["data.split.by=column", "data.split.column=part", "data.group_column=user", "data.weight_column=w"]
+    words += [
+        "data.slices=[city]",
+        "data.tasks={third: {kind: binary, column: 3}, a*: {kind: regression, weight_column: aw}, *: binary}",
+    ]
     with opened():
-        cfg = composed([*words, "data.split.by=column", "data.split.column=part"])
-        twice = composed([*words, "data.tasks={a*: regression}"])
-    with_columns(cfg, ["id", "bits", "part", "ab", "b"])
-    assert list(cfg.data.tasks) == ["ab", "b"]
-    with pytest.raises(InputError, match=r"data.tasks.a\*: column 'ab': another pattern names it too"):
-        with_columns(twice, ["ab", "b"])
+        cfg = composed(words)
+        twice = composed(words)
+    with_columns(cfg, ["id", "bits", "part", "ab", "b", "3", "user", "w", "city", "aw"])
+    assert list(cfg.data.tasks) == ["third", "ab", "b"]
+    assert cfg.data.tasks.ab.kind == "regression"  # the first pattern counts
+    with pytest.raises(InputError, match=r"data.tasks.\*: columns 'b.1' and 'b_1' would be one task; name one by"):
+        with_columns(twice, ["ab", "b.1", "b_1"])
 
 
 @pytest.mark.parametrize(
@@ -225,6 +231,7 @@ def test_a_table_has_its_recipe_where_nothing_is_chosen(overrides: list[str], is
 def test_molecules_have_a_recipe_of_their_own(option: str, recipe: str) -> None:
     assert with_default_recipe(["data=table", option]) == ["data=table", option, f"recipe={recipe}"]
     assert with_default_recipe(["data=table", option, "gate=comet"]) == ["data=table", option, "gate=comet"]
+    assert with_default_recipe(["data=table", option, "recipe.ensemble=3"])[-1] == f"recipe={recipe}"
 
 
 def test_a_run_that_starts_from_another_recipe_keeps_it(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_patterns_stand_for_columns(tmp_path: Path) -> None:
     assert model.columns == ["x"]
     again = mtl.fit(frame, tasks, resume=tmp_path / "run", progress=False, max_epochs=3)
     assert [task.name for task in again.spec.tasks] == ["genre_a", "genre_c", "genre_b"]
-    with pytest.raises(InputError, match=r"data.tasks.gnre_\*: no column has such a name; frame has genre_a"):
+    with pytest.raises(InputError, match=r"data.tasks.gnre_\*: no column with such a name is left; frame has genre_a"):
         mtl.fit(frame, {"gnre_*": "binary"}, **QUICK)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.fsdp._common_utils import collect_grad_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtl.experts.dense import StackedDense
@@ -21,7 +22,7 @@ from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import task_loss_sums
 from mtl.training.module import MultiTaskModule
-from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
+from mtl.types import MISSING_CLASS, Batch, DataSpec, NetworkOutput, Numeric, TaskSpec
 from mtl.types.task_tensors import TaskTensors, map_tasks, stack_tasks
 
 ROWS = 13
@@ -166,3 +167,9 @@ def test_the_number_of_operations_of_a_step_does_not_depend_on_the_number_of_tas
 
         counts.append((operations(step), operations(evaluate)))
     assert counts[0] == counts[1]
+
+
+def test_sharded_processes_find_the_gradients_of_blocks() -> None:
+    """FSDP looks for the tensors of an output, whose gradients it awaits, in dicts, lists and dataclasses."""
+    block = torch.ones(2, 3, requires_grad=True)
+    assert collect_grad_tensors(NetworkOutput(TaskTensors({"a": (0, 1)}, [block]))) == (block,)

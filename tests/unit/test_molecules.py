@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules import molecules
-from mtl.data_modules.molecules import MoleculesDataModule, Variant
+from mtl.data_modules.molecules import MoleculesDataModule
+from mtl.data_modules.split_rows import read_groups
 from mtl.data_modules.splits import scaffold_split
 from mtl.data_modules.tables.molecules import find_bits, find_scaffolds
+from mtl.data_modules.tables.row_source import RowSource
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 
@@ -73,29 +76,35 @@ def test_molecules_of_a_scaffold_are_in_one_split(tmp_path: Path) -> None:
         "val": [1, 2],
         "test": [0, 3],
     }
+    with pytest.raises(InputError, match=r"column 'smiles': data.split.by=scaffold needs molecules; no cell is one"):
+        read_groups(RowSource.of_frames({"rows": pl.DataFrame({"smiles": ["a b", None]})}), "smiles", "scaffold")
     frame = pl.DataFrame({"smiles": [*SMILES, "C1CC1", "C1CCC1"]})
     split = {"by": "scaffold", "column": "smiles", "fractions": [0.955, 0.0225, 0.0225]}
     data = serve_rows(frame, tmp_path, "csv", **MOLECULE, split=split, val_path=None, test_path=None)
     assert data.row_info("val")["file_row"].to_list() + data.row_info("test")["file_row"].to_list() == [42, 41]
 
 
-def write_site(site: Path, kind: Any, splits: Mapping[str, pl.DataFrame], ignore: tuple[str, ...] = ()) -> Variant:
-    """Write the files of a data set to ``site``, and return where they are."""
+def write_site(site: Path, kind: str, splits: Mapping[str, pl.DataFrame]) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Write the files of a data set to ``site``, and return its kind and where they are."""
     files = {}
     for split, frame in splits.items():
         content = gzip.compress(frame.write_csv().encode(), mtime=0)
         (site / "commit").mkdir(parents=True, exist_ok=True)
         (site / "commit" / f"{kind}_{split}.csv.gz").write_bytes(content)
         files[split] = (f"commit/{kind}_{split}.csv.gz", hashlib.sha256(content).hexdigest())
-    return Variant(kind, files, ignore)
+    return kind, files
 
 
-def test_published_molecules_are_fetched_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_molecules_are_fetched_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     site, binding = tmp_path / "site", [5.5, None, 7.25, 4.0] * 10
-    frame = pl.DataFrame({"A-1": [0, 1, None, 1] * 10, "A.2": [1, 0] * 20, "mol_id": [f"M{i}" for i in range(40)]})
-    toxic = write_site(site / "tox21", "binary", {"train": frame.with_columns(smiles=pl.Series(SMILES))}, ("mol_id",))
-    rows = pl.DataFrame({"smiles": SMILES, "P1": binding})
-    years = write_site(site / "chembl", "regression", {"train": rows, "val": rows[:10], "test": rows[10:]})
+    frame = pl.DataFrame(
+        {"A-1": [0, 1, None, 1] * 10, "A.2": [1, 0] * 20, "one": 1, "mol_id": [f"M{i}" for i in range(40)]}
+    )
+    toxic = write_site(site / "tox21", "binary", {"train": frame.with_columns(smiles=pl.Series(SMILES))})
+    bound = pl.DataFrame({"smiles": SMILES, "P1": binding})
+    years = write_site(site / "chembl", "regression", {"train": bound, "val": bound[:10], "test": bound[10:]})
     monkeypatch.setattr(molecules, "VARIANTS", {"tox21": toxic, "chembl": years})
 
     def serve(folder: str, variant: str, url: str, **options: Any) -> Any:
@@ -107,10 +116,19 @@ def test_published_molecules_are_fetched_and_checked(tmp_path: Path, monkeypatch
         assert [task.name for task in data.spec.tasks] == ["A-1", "A_2"]
         assert list(data.spec.inputs) == ["smiles"]
         assert data.row_counts() == {"train": 32, "val": 4, "test": 4}
+        assert "1 of 3 tasks are left out" in caplog.text
+        normalized = serve("data", "tox21", url, normalize_losses=True)
+        assert normalized.spec.tasks[1].weight == pytest.approx(1 / math.log(2), rel=0.02)
+        again = MoleculesDataModule(str(tmp_path / "data"), "tox21", batch_size=8)
+        again.load_state_dict(serve("data", "tox21", url, tasks=["A-*"]).state_dict())
+        rows = frame.with_columns(smiles=pl.Series(SMILES))
+        assert list(again.labelled(rows, "rows").targets) == ["A-1"]
         assert serve("data", "chembl", url).row_counts() == {"train": 40, "val": 10, "test": 30}
         some = serve("data", "tox21", "http://127.0.0.1:9", tasks=["A-*"])  # the files are there
         assert (some.spec.task_names, list(some.spec.inputs)) == (["A-1"], ["smiles"])
-        with pytest.raises(InputError, match=r"data\.tasks: .*binary_train\.csv\.gz has no target B\*"):
+        with pytest.raises(
+            InputError, match=r"data\.tasks\.B\*: no column with such a name is left; .*binary_train\.csv\.gz"
+        ):
             serve("data", "tox21", url, tasks=["B*"])
         (site / "tox21" / "commit" / "binary_train.csv.gz").write_bytes(b"other rows")
         with pytest.raises(InputError, match=r"cannot download binary_train\.csv\.gz: .*hash of downloaded file"):

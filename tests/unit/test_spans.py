@@ -158,6 +158,11 @@ def test_evaluation_without_scorer_or_rows_is_one_message(root: Path) -> None:
     batch = next(iter(data.test_dataloader()))
     with pytest.raises(InputError, match="task 'squad': evaluation of a task of kind span needs row_ids"):
         Evaluation(data.spec.tasks).update({"squad": perfect(batch)}, batch.targets)
+    others = {"a": torch.zeros(len(batch))}  # rows have no numbers of another task either
+    with pytest.raises(InputError, match="task 'squad': evaluation of a task of kind span needs row_ids"):
+        Evaluation([TaskSpec("a", "binary"), *data.spec.tasks]).update(
+            others | {"squad": perfect(batch)}, others | batch.targets
+        )
 
 
 def test_loss_by_hand() -> None:

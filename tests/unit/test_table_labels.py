@@ -12,10 +12,11 @@ import torch
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.encoder import NUMERIC
 from mtl.data_modules.tables.labels import TargetOptions, mask_by_conditions
+from mtl.data_modules.tables.vocabulary_growth import learn_tasks
 
 from mtl.checks import InputError
 from mtl.training.losses import task_loss_sums
-from mtl.types import MISSING_CLASS, Numeric
+from mtl.types import MISSING_CLASS, Numeric, TaskSpec
 from tests.tables import (
     WAYS,
     load_table,
@@ -154,7 +155,7 @@ def test_targets_of_a_pattern_that_teach_nothing_are_left_out(
     assert data.spec.task_names == list(rows_of(data).targets) == ["t_two", "stars"]
     assert not {*change} & {*data.row_encoder.columns}
     assert [m for m in caplog.messages if "left out" in m] == [
-        "left out, since no training row has a label, or all have the same one: 3 of 5 tasks: t_new, t_one, same"
+        "3 of 5 tasks are left out: their training rows have no label, or all the same one: t_new, t_one, same"
     ]
     split = {"by": "column", "column": "part"}
     again = TableDataModule(data.paths["train"], tasks, batch_size=8, split=split)
@@ -164,6 +165,11 @@ def test_targets_of_a_pattern_that_teach_nothing_are_left_out(
     for problem, of in (({"t_new": tasks["t_new"]}, "t_new"), (tasks | {"t_new": BINARY}, "t_new")):
         with pytest.raises(InputError, match=f"no training row has a label for task '{of}'"):
             load_labels(tmp_path, way, problem, change)
+    labels = [*TargetOptions.from_tasks(tasks)]
+    earlier = [*data.spec.tasks, TaskSpec("t_one", "binary", classes=("0", "1"))]
+    read = [(pl.DataFrame(LABELS | change)[:12], "day.csv")]
+    again_learnt = learn_tasks(labels, earlier, lambda columns: iter(read), "day.csv")
+    assert [task.name for task in again_learnt] == ["t_one", "t_two", "stars"]  # what is trained stays
     named = tasks | {"t_two": BINARY | {"pattern": "t_*", "where": "t_one"}}
     with pytest.raises(InputError, match="task 't_one' needs at least two classes"):
         load_labels(tmp_path, way, named, change)
