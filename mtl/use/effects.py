@@ -63,8 +63,9 @@ def predicted(task: TaskSpec, predictions: pl.DataFrame, before: pl.DataFrame) -
 
 
 def in_words(model: Any, frame: pl.DataFrame, effects: pl.DataFrame, tasks: Sequence[TaskSpec]) -> pl.DataFrame:
-    """Return a table to read: the prediction of each row and task, the largest effects, and the experts."""
-    predictions, lines = model.predict(frame, [task.name for task in tasks], experts=True), []
+    """Return a table to read: the prediction of each row and task, the largest effects, and any experts."""
+    names, has_experts = [task.name for task in tasks], len(model.routing(frame[:1])) > 0
+    predictions, lines = model.predict(frame, names, experts=has_experts), []
     for row in range(len(frame)):
         for task in tasks:
             largest = effects.filter(row=row, task=task.name).head(MAX_EFFECTS_SHOWN)

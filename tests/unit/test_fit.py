@@ -315,6 +315,15 @@ def test_effects_are_printed_with_prediction_and_experts(
     assert [words[0] for words in lines] == [str(row) for row in range(1, 11)]
 
 
+def test_effects_are_printed_without_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mtl.fit(visits(), {"clicked": "binary"}, **QUICK | {"network": "shared_bottom"}).save(tmp_path / "model.ckpt")
+    visits(3, seed=1).write_csv(tmp_path / "rows.csv")
+    explain_command([str(tmp_path / "model.ckpt"), str(tmp_path / "rows.csv"), "--device", "cpu"])
+    out = capsys.readouterr().out
+    assert "largest effects" in out
+    assert "experts" not in out
+
+
 def test_rows_that_explain_makes_up_are_not_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Two rows of an unknown city become 40; of 40 real ones the encoder would warn."""
     rows = visits(40, seed=1).with_columns(city=pl.lit("Paris"))
