@@ -19,11 +19,12 @@ from torch import Tensor
 from mtl.checkpoints.files import Checkpoint, put_after_training, read, using
 from mtl.checks import join_names
 from mtl.distributed import gather, gather_rows
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.nn.calibration import Calibration
 from mtl.nn.functional import at_least_float32
 from mtl.options import Positive, validated
 from mtl.predictions import distribution, main_number, readable
-from mtl.table_models import MAX_OUTPUTS, Choice, check_packages, choose_models
+from mtl.table_models import Choice, check_packages, choose_models
 from mtl.table_models.blend import blend_outputs, choose_weights
 from mtl.table_models.fitted import FittedModels
 from mtl.training.evaluation import Evaluation, predict_batches
@@ -170,7 +171,7 @@ def fit_calibrations(tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPr
         if calibration is not None:
             calibrations[name] = calibration
         messages += [f"task {name}: {message}"] * bool(message)
-    if len(messages) > MAX_OUTPUTS:
+    if len(messages) > MAX_LISTED_TASKS:
         calibrated = [name for name in calibrations if tasks[name].kind != "regression"]
         messages = [f"calibrated: {len(calibrated)} of {len(messages)} tasks"]
     for message in messages:

@@ -11,8 +11,8 @@ from mtl.types import Batch, DataSpec, TaskKind
 from .files.download import fetch
 from .stream import StreamedRows
 from .table import TableDataModule
-from .tables.labels import expand_patterns
 from .tables.options import ColumnOptions, OnInvalid
+from .tables.patterns import expand_patterns
 
 SMILES, NUMBER = "smiles", "mol_id"  # columns that are no targets
 # Their means are val/average; r2 has no lower bound, so one of a few labels would decide the mean

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -36,8 +34,6 @@ MIN_POS_WEIGHT = 1e-9  # the smallest weight of positive rows
 MAX_LABEL = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
 MAX_CLASSES_LISTED = 10  # classes in a message
 UNKNOWN_CLASS = -1  # of a label that the training rows do not have
-MAX_DESCRIBED_TASKS = 32  # tasks whose labels the log describes one by one
-MAX_LEFT_OUT_LISTED = 5  # tasks in the warning of those that are left out
 NO_LABEL = "no training row has a label for task"
 RARE_CLASS_FRACTION = 0.05  # a class with a smaller fraction of the labels is rare
 METRICS_OF_RARE_CLASSES = {  # the default metrics of a task with a rare class
@@ -103,7 +99,7 @@ class LabelOptions(LabelRules):
     task; labels of rows in which it is not positive, or has no label, do not count in training, validation and test.
     Its labels count only where its own ``where`` holds.
     Classes, and the mean and the standard deviation of a regression, are still those of the whole column.
-    ``pattern``: the pattern that stood for the column, see ``expand_patterns`` and ``finish_labels``.
+    ``pattern``: the pattern that stood for the column, see ``tables/patterns.py``.
     """
 
     column: Name | int | None = None
@@ -348,74 +344,6 @@ def count_classes(labels: Counts) -> dict[str, int]:
     for text, count in zip(texts_of((*table["value"],), table["value"].dtype), table["count"], strict=True):
         counts.update({} if text is None else {text: count})
     return counts
-
-
-def expand_patterns(
-    tasks: Mapping[str, Any], columns: Sequence[str], reserved: Collection[Any], where: str
-) -> dict[str, Any]:
-    """Return ``tasks`` with the ``columns`` that fit in place of each pattern, such as ``genre_*``, and its options.
-
-    The first pattern that fits a column counts. Tasks' own columns and ``reserved`` ones, which have other roles, are
-    left out. Raises InputError, with the file ``where``, for a pattern without a column, and if two columns give tasks
-    of one name.
-    """
-    entries = {name: entry if isinstance(entry, Mapping) else {"kind": entry} for name, entry in tasks.items()}
-    option_columns = [entry.get(option) for entry in entries.values() for option in ("column", "weight_column")]
-    used = {str(name) for name in (*tasks, *option_columns, *reserved) if name is not None}
-    column_of = {name: str(entry.get("column") or name) for name, entry in entries.items()}
-    expanded: dict[str, Any] = {}
-    for name, entry in entries.items():
-        if "*" not in str(name) or name in columns:
-            expanded[name] = tasks[name]
-            continue
-        fitting = [column for column in columns if fnmatchcase(column, name) and column not in used]
-        left = f"data.tasks.{name}: no column with such a name is left; {where} has {join_names(columns)}"
-        require(bool(fitting), left)
-        for column in fitting:
-            task = re.sub(r"[./\\]", "_", column)  # which the name of a task may not have
-            first = column_of.setdefault(task, column)
-            both = f"data.tasks.{name}: columns {first!r} and {column!r} would be one task; name one by itself"
-            require(first == column, both)
-            expanded.setdefault(task, {**entry, "column": column, "pattern": name})
-    return expanded
-
-
-def finish_labels(
-    labels: Sequence[TargetOptions],
-    statistics: Sequence[Counts | Moments],
-    where: str,
-    earlier: Mapping[str, TaskSpec] | None = None,
-) -> list[TaskSpec]:
-    """Return the tasks that follow from the ``statistics`` of ``labels``, see ``TargetOptions.finish``.
-
-    Of a pattern, tasks whose training rows have no label, or equal ones, are left out with one warning, unless all are
-    such, or another task names one. Raises InputError.
-    """
-    earlier, named = earlier or {}, {name for label in labels for name in (label.after, label.where)}
-    useless = {
-        label.name
-        for label, values in zip(labels, statistics, strict=True)
-        if not _can_teach(values, is_new=label.name not in earlier)
-    }
-    patterns = {label.pattern for label in labels if label.name not in useless} - {None}
-    left_out = [label.name for label in labels if label.name in useless - named and label.pattern in patterns]
-    if left_out:
-        reason = "%d of %d tasks are left out: their training rows have no label, or all the same one: %s%s"
-        more = ", ..." if len(left_out) > MAX_LEFT_OUT_LISTED else ""
-        logger.warning(reason, len(left_out), len(labels), join_names(left_out[:MAX_LEFT_OUT_LISTED]), more)
-    level = logging.INFO if len(labels) <= MAX_DESCRIBED_TASKS else logging.DEBUG
-    return [
-        label.finish(values, where, earlier.get(label.name), level)
-        for label, values in zip(labels, statistics, strict=True)
-        if label.name not in left_out
-    ]
-
-
-def _can_teach(values: Counts | Moments, is_new: bool) -> bool:
-    """Return whether the labels are enough: two different ones for a new task, one for a trained task."""
-    if isinstance(values, Moments):
-        return (values.std if is_new else values.count) > 0
-    return len(count_classes(values)) > is_new
 
 
 def mask_by_conditions(tasks: Sequence[TargetOptions], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,8 +26,9 @@ from .columns.date import DateLearner, part_names
 from .columns.list import ListColumn, ListLearner
 from .columns.number import NumberLearner
 from .encoder import NUMERIC, TableEncoder
-from .labels import TargetOptions, finish_labels
+from .labels import TargetOptions
 from .options import TableOptions
+from .patterns import finish_labels
 from .profile import Blocks, Profile
 from .statistics import Sample
 

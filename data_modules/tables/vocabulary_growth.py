@@ -16,8 +16,9 @@ from .cells import Remarks, as_text
 from .columns.list import ListColumn, max_length_of
 from .encoder import TableEncoder
 from .histograms import Histogram, merge_histograms, training_histogram
-from .labels import TargetOptions, finish_labels
+from .labels import TargetOptions
 from .options import TableOptions
+from .patterns import finish_labels
 from .profile import Blocks
 from .statistics import Counts
 from .vocabulary import UNKNOWN, Vocabulary, most_frequent, text_counts

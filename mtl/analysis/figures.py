@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from mtl.loggers.base import MAX_LISTED_TASKS
+
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 LINES = ["-", "--", "-.", ":"]
 _MIN_DRAWN_WEIGHT = 0.005  # smaller weights are left out: they would be written as .00
 _MAX_TASKS = 16  # further tasks get no panel
-_MAX_ROWS = 64  # tasks of a picture; more have no names
 _MAX_TICKS = 32  # ticks that each name an expert
 
 
@@ -31,16 +32,16 @@ def look(index: int) -> dict[str, Any]:
 def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     """Draw ``share [T, E]``, the mean weight of each expert for each task.
 
-    More than ``_MAX_ROWS`` tasks are unnamed, and those with the same main expert stand together.
+    More than ``MAX_LISTED_TASKS`` tasks are unnamed, and those with the same main expert stand together.
     """
     values = share.double().cpu().numpy()
     num_tasks, num_experts = values.shape
-    figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.4 * min(num_tasks, _MAX_ROWS))))
-    if num_tasks > _MAX_ROWS:
+    figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.4 * min(num_tasks, MAX_LISTED_TASKS))))
+    if num_tasks > MAX_LISTED_TASKS:
         values = values[np.lexsort((-values.max(1), values.argmax(1)))]
     image = _matrix(axes, values)
     axes.set(title="Which experts each task uses", xlabel="expert")
-    if num_tasks > _MAX_ROWS:
+    if num_tasks > MAX_LISTED_TASKS:
         axes.set(yticks=[], ylabel=f"{num_tasks} tasks, by the expert with the largest weight")
     else:
         axes.set_yticks(range(num_tasks), list(tasks))
@@ -73,12 +74,12 @@ def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str])
 def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
     """Draw which components each task uses, ``[T, C]`` for each layer, in one panel per layer."""
     widths = [max(0.8, 0.25 * matrix.shape[1]) for matrix in matrices]
-    size = float(np.mean(widths)), max(1.0, 0.25 * min(len(tasks), _MAX_ROWS))
+    size = float(np.mean(widths)), max(1.0, 0.25 * min(len(tasks), MAX_LISTED_TASKS))
     figure, [panels] = _panels(1, len(matrices), size, width_ratios=widths)
     for layer, (axes, matrix) in enumerate(zip(panels, matrices, strict=True)):
         _matrix(axes, matrix.double().numpy())
         axes.set_title(f"layer {layer}", fontsize=9)
-        are_named = layer == 0 and len(tasks) <= _MAX_ROWS
+        are_named = layer == 0 and len(tasks) <= MAX_LISTED_TASKS
         axes.set_yticks(range(len(tasks)), list(tasks) if are_named else [""] * len(tasks))
         edges = [np.arange(count - 1) + 0.5 for count in matrix.shape]
         axes.hlines(edges[0], -0.5, matrix.shape[1] - 0.5, colors="white", linewidths=0.6)

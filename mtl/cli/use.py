@@ -19,8 +19,7 @@ INTERVAL = "add the ends of intervals that hold this share of the labels of regr
 FIRST = 10  # rows that mtl predict and explain print without -o
 EFFECTS = (
     "Effect of a cell: the prediction (of classes: the probability of yes, or of the\n"
-    "class) minus its mean with the cells of {} other rows in this place.\n"
-    "Experts: number:weight."
+    "class) minus its mean with the cells of {} other rows in this place."
 )
 DRIFTED = 3  # exit code of mtl drift if the rows have changed; errors exit with 1 or 2
 
@@ -164,8 +163,9 @@ def explain(arguments: Sequence[str] | None = None) -> None:
         shown = frame if args.out else frame[:FIRST]
         effects = model.explain(shown, args.tasks, reference, args.samples, args.seed, str(args.rows))
         if args.out is None:
-            show(in_words(model, shown, effects, model.tasks_named(args.tasks)), wrap=True)
-            print(EFFECTS.format(args.samples))
+            table = in_words(model, shown, effects, model.tasks_named(args.tasks))
+            show(table, wrap=True)
+            print(EFFECTS.format(args.samples), *["Experts: number:weight."] * ("experts" in table.columns), sep="\n")
             return
         write_table(args, effects, f"effects of {effects['column'].n_unique()} columns on {len(shown):,} rows")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mtl.data_modules.tables.labels import expand_patterns
+from mtl.data_modules.tables.patterns import expand_patterns
 from mtl.data_modules.tables.row_source import RowSource
 from mtl.files.cloud import path_of
 

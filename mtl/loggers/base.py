@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-MAX_LOGGED_TASKS = 64
+MAX_LISTED_TASKS = 64  # with more tasks, pages, tables and loggers have their distribution and some of them
 
 
 class RunLogger:
     """Mixin of loggers: a run calls these methods, and a logger replaces those that it can do something with.
 
     Lightning's own loggers have none of them, and go without. ``takes_all_tasks``: the logger gets the values of every
-    task; others get those of ``MAX_LOGGED_TASKS`` tasks and their distribution, since a page draws a chart for each.
+    task; others get those of ``MAX_LISTED_TASKS`` tasks and their distribution, since a page draws a chart for each.
     """
 
     takes_all_tasks = False

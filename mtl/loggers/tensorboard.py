@@ -14,7 +14,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from mtl.files.escaping import escape_control
 from mtl.files.run_files import flatten
-from mtl.loggers.base import MAX_LOGGED_TASKS, RunLogger
+from mtl.loggers.base import MAX_LISTED_TASKS, RunLogger
 
 MAX_TEST_VALUES = 40  # values of a test beside its loss
 CHOICES = ("data", "network", "gate", "weighting")
@@ -67,8 +67,8 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         self.config = params
         tasks = flatten({"tasks": (params.get("data") or {}).get("tasks") or {}})
         lines = [str(params.get("command", "")), *(f"{name}: {value}" for name, value in tasks.items())]
-        left = len(lines) - 1 - MAX_LOGGED_TASKS
-        lines = [*lines[: 1 + MAX_LOGGED_TASKS], f"... and {left} more, in config.yaml"] if left > 0 else lines
+        left = len(lines) - 1 - MAX_LISTED_TASKS
+        lines = [*lines[: 1 + MAX_LISTED_TASKS], f"... and {left} more, in config.yaml"] if left > 0 else lines
         self.experiment.add_text("run", "\n".join(f"    {escape_control(line)}" for line in lines))
 
     @rank_zero_only

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from mtl.config.resume import places_of
 from mtl.files.run_files import PREDICTIONS, RESULTS
 from mtl.files.writing import write_json
-from mtl.loggers.base import run_loggers
+from mtl.loggers.base import MAX_LISTED_TASKS, run_loggers
 from mtl.pipeline.advice import advice
 from mtl.pipeline.next_commands import next_commands
 from mtl.pipeline.run import SOFTWARE, Fitted
@@ -68,7 +68,7 @@ def write(
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
         labelled = predictions["test", in_use]
-        if len(tasks) > results.MAX_LISTED_TASKS:  # each slice of a task is resampled
+        if len(tasks) > MAX_LISTED_TASKS:  # each slice of a task is resampled
             most = sorted(labelled, key=lambda name: -len(labelled[name]))[: results.MOST_TASKS]
             log.info("slices: of the %d tasks with the most labels", len(most))
             labelled = {name: labelled[name] for name in most}

@@ -37,6 +37,8 @@ def share(
 ) -> dict[str, Any]:
     """Train the tasks alone, together, with gates and in groups, and return the answers: the content of share.json.
 
+    More than 64 tasks are answered from joint runs, see ``mtl.sharing.many``.
+
     ``frame``, ``tasks`` and ``options``: as for ``mtl.fit``. ``keywords``: options of ``conf/share.yaml``, such as
     ``seeds=5`` and ``budget=30``, and options by their last names, as in ``mtl.fit``. The runs and ``report.html`` are
     in ``<folder>/share/<name>``; the same call goes on if it was interrupted. Raises InputError for wrong input, also

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 
 from mtl.checks import InputError, require
 from mtl.files.run_files import COMMAND, CONFIG, LOG, RESULTS, checked_file, read_json
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.options import fits
 from mtl.overrides import LOCAL
 from mtl.report.statistics import DELTA, SEEDS, Value, pairing_keys, with_delta
-from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.training.measurements import LEAD, NETWORK, Key, Measurements, is_routing
 from mtl.training.metrics import higher_is_better
 

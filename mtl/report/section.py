@@ -12,12 +12,13 @@ import polars as pl
 from mtl.checks import require
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Table
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.report.comparison import Published, compare_settings
 from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import ALL, FINISHED, Runs, config
 from mtl.report.statistics import summarise
-from mtl.runs.results import MAX_LISTED_TASKS, MOST_TASKS
+from mtl.runs.results import MOST_TASKS
 from mtl.table_models import MAX_ROWS
 from mtl.training.measurements import NETWORK, Key
 

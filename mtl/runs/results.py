@@ -24,12 +24,12 @@ from mtl.files.escaping import escape_control
 from mtl.files.formatting import number
 from mtl.files.run_files import RESULTS, read_json
 from mtl.files.tables import Table
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.training.bootstrap import MIN_ROWS
 from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 8  # of more tasks, only the means are printed or shown
-MAX_LISTED_TASKS = 64  # of more tasks, also how the values are distributed, and the best and the worst
 NUM_RANKED = 10  # best tasks, and worst ones
 QUARTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 MOST_ROWS = 20  # a table that would have more rows has the main metrics only

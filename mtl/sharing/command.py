@@ -16,9 +16,9 @@ from mtl.config import build
 from mtl.config.check import checked_run
 from mtl.jobs.job import Do
 from mtl.jobs.work import JobList, checked_runs, work, working
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.options import valid
 from mtl.overrides import key_of
-from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition
 from mtl.sharing.settings import Comparison, ShareOptions

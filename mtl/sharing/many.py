@@ -9,7 +9,7 @@ from mtl.files.tables import Table
 from mtl.report.baseline_comparison import CONSTANT
 from mtl.report.many_tasks import gains_over_tasks
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import Value, gain, one_sample, summarise
+from mtl.report.statistics import Value, defined, gain, one_sample, summarise
 from mtl.sharing.answer import EQUIVALENCE_MARGIN_PERCENT, TOGETHER
 from mtl.training.measurements import BLEND, LEAD, NETWORK, Key
 from mtl.training.metrics import higher_is_better
@@ -38,7 +38,10 @@ def gains_of_many(runs: Runs, split: str, reference: str | None = None) -> Gains
                 other = by_seed.get(row["seed"], {}).get(str(Key(split, task, metric)))
             value = gain(row.get(str(Key(split, task, metric))), other, higher_is_better(metric) is not False)
             gains.setdefault(row["setting"], {}).setdefault(task, []).append(value)
-    return {name: {task: summarise(v).mean for task, v in by_task.items()} for name, by_task in gains.items()}
+    return {
+        setting: {task: summarise(of_runs).mean for task, of_runs in by_task.items()}
+        for setting, by_task in gains.items()
+    }
 
 
 def models_alone(runs: Runs) -> list[str]:
@@ -50,9 +53,9 @@ def models_alone(runs: Runs) -> list[str]:
 def _best_alone(row: Mapping[str, Any], models: list[str], task: str, metric: str, split: str) -> Value:
     """Return the value, in a run, of the model that is best on the validation rows; None if there is none."""
     on_validation = {model: row.get(str(Key("val", task, metric, model))) for model in models}
-    defined = {model: value for model, value in on_validation.items() if value is not None}
+    values = {model: number for model, value in on_validation.items() for number in defined([value])}
     choose = min if higher_is_better(metric) is False else max
-    best = choose(defined, key=defined.__getitem__) if defined else ""
+    best = choose(values, key=values.__getitem__) if values else ""
     return row.get(str(Key(split, task, metric, best)))
 
 

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from mtl.analysis.conflicts import affinities, read_table
 from mtl.jobs.setting import FolderName, Setting, WorkerOptions, derived_seed, run_folder
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
-from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, measure_gains
 from mtl.sharing.grouping import Group, predicted
 

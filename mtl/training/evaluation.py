@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.chains import joint_logits
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.distributed import gather, gather_rows
 from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64
 from mtl.training.epoch import LossMeter
@@ -40,6 +40,8 @@ class Evaluation(KeepsBufferPrecision):
         self.tasks = {task.name: task for task in tasks}
         self.metrics_of = {task.name: metric_names(task) for task in tasks}
         self.averages = averages(tasks)
+        ranking = ((task, metric) for task in self.tasks for metric in reversed(self.metrics_of[task]))
+        self._ranking = {task: metric for task, metric in ranking if metric_family(metric) in RANKING}  # the first one
         self._loss_sums = LossSums(dict(self.tasks))
         # Of each batch and each group of tasks that are alike, columns [B, n, ...], but those of OF_ROWS [B]
         self._blocks: list[tuple[list[str], Columns]] = []
@@ -66,6 +68,9 @@ class Evaluation(KeepsBufferPrecision):
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
             predictions, targets = map_tasks(predictions, Tensor.cpu), map_tasks(targets, Tensor.cpu)
             weights = map_tasks(weights or {}, Tensor.cpu)
+        for name in self._ranking.keys() & predictions.keys() if groups is None else ():
+            ranks = f"{self._ranking[name]} ranks the rows of each group; the data have no groups"
+            raise InputError(f"task {name!r}: {ranks}")
         outputs = predictions
         if any(self.tasks[name].calibration for name in outputs):
             predictions = {name: self.tasks[name].calibrate(value) for name, value in outputs.items()}
@@ -77,11 +82,8 @@ class Evaluation(KeepsBufferPrecision):
         for names in group_by(predictions, self._group_key).values():
             prediction, target = stack_tasks(predictions, names), stack_tasks(targets, names)
             columns = self._columns(names, prediction, target, row_ids) | {"row_id": ids}
-            if self.tasks[names[0]].kind == "binary":
-                for name, metric in ((n, m) for n in names for m in self.metrics_of[n]) if groups is None else ():
-                    no_groups = f"task {name!r}: {metric} ranks the rows of each group; the data have no groups"
-                    require(metric_family(metric) not in RANKING, no_groups)
-                columns |= {} if groups is None else {"groups": groups}
+            if self.tasks[names[0]].kind == "binary" and groups is not None:
+                columns["groups"] = groups
             columns |= {"weight": stack_tasks(weights, names)} if weights else {}
             columns |= {"output": at_least_float32(stack_tasks(outputs, names))} if names[0] in self.outputs else {}
             self._blocks.append((names, {name: value.cpu() for name, value in columns.items()}))

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from mtl.loggers.base import MAX_LOGGED_TASKS
+from mtl.loggers.base import MAX_LISTED_TASKS
 
 NETWORK = "network"  # the model that is trained
 BLEND = "blend"  # the weighted mean of the network and models of a table
@@ -176,21 +176,22 @@ def log_values(
 
 
 def of_few_tasks(row: Mapping[str, float], tasks: Sequence[str], monitors: Collection[str | None]) -> dict[str, float]:
-    """Return ``row`` with the values of at most ``MAX_LOGGED_TASKS`` tasks, and the distribution over all ``tasks``.
+    """Return ``row`` with the values of at most ``MAX_LISTED_TASKS`` tasks, and the distribution over all ``tasks``.
 
     Of more tasks, it has those of the first ones, the values that are among ``monitors``, and of each metric mean,
     median and quartiles over the tasks where it is defined, such as ``val/mean_auroc`` and ``val/quartile_1_auroc``.
     """
-    if len(tasks) <= MAX_LOGGED_TASKS:
+    if len(tasks) <= MAX_LISTED_TASKS:
         return dict(row)
-    others, few, values = {*tasks[MAX_LOGGED_TASKS:]}, dict[str, float](), dict[tuple[str, str], list[float]]()
+    names, others = {*tasks}, {*tasks[MAX_LISTED_TASKS:]}
+    few, values = dict[str, float](), dict[tuple[str, str], list[float]]()
     for name, value in row.items():
         split, task, metric, _ = Key.of(name)
         parts = name.split("/")
         ends = {"/".join(parts[start:]) for start in range(1, len(parts))}  # of train/weight/TASK, say
         if name in monitors or len(parts) < 3 or not (ends | {task, task.partition("/")[2]}) & others:
             few[name] = value
-        if task in tasks and math.isfinite(value):
+        if task in names and math.isfinite(value):
             values.setdefault((split, metric), []).append(value)
     for (split, metric), numbers in values.items():
         statistics = np.mean(numbers), *np.quantile(numbers, [0.25, 0.5, 0.75])

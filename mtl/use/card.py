@@ -15,9 +15,10 @@ from mtl.files.escaping import markdown
 from mtl.files.formatting import number
 from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.predictions import class_names
 from mtl.report.runs import read_results
-from mtl.runs.results import MAX_LISTED_TASKS, rankings
+from mtl.runs.results import rankings
 from mtl.types import TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of

@@ -17,12 +17,12 @@ from mtl.checks import InputError, join_names, require
 from mtl.files.formatting import number
 from mtl.files.run_files import PREDICTIONS
 from mtl.files.tables import Table
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.objectives import OF_QUANTILES
 from mtl.options import FilePath, Positive, RunSeed, validated
 from mtl.report.many_tasks import gains_over_tasks
 from mtl.report.statistics import Difference, Verdict, holm
 from mtl.runs.predictions_file import read_predictions
-from mtl.runs.results import MAX_LISTED_TASKS
 from mtl.training.bootstrap import standard_error
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import higher_is_better, metric_names, value_of

@@ -21,6 +21,7 @@ from mtl.data_modules.tables.cells import data_columns
 from mtl.files.formatting import cell, number
 from mtl.files.run_files import COMMAND, read_json
 from mtl.files.tables import Table
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.predictions import class_names
 from mtl.report.baseline_comparison import improvement
 from mtl.report.curves import curves_by_epoch
@@ -31,7 +32,7 @@ from mtl.report.section import costs_of, pictures_of_experts
 from mtl.report.statistics import Verdict
 from mtl.report.summary import describe_runs
 from mtl.runs.predictions_file import read_predictions
-from mtl.runs.results import MAX_LISTED_TASKS, MOST_TASKS, best_and_worst, by_task, rankings
+from mtl.runs.results import MOST_TASKS, best_and_worst, by_task, rankings
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import ROW, TaskSpec
 from mtl.use import slices

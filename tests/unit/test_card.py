@@ -95,7 +95,7 @@ def test_of_hundreds_of_tasks_page_and_card_show_the_best_and_the_worst() -> Non
     model = SimpleNamespace(
         spec=SimpleNamespace(tasks=[TaskSpec(task, "binary") for task in tasks]), core=None, columns=["x"]
     )
-    text = make_card(model, results, "many")  # type: ignore[arg-type]
+    text = make_card(model, results, "many")  # type: ignore[arg-type]  # a model of the parts that a card needs
     assert "auroc over 100 tasks" in text
     assert "t50" in text
     assert text.count("\n") < 80

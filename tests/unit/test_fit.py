@@ -22,11 +22,6 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import VersionBase
 from mtl.callbacks.epoch_bar import EpochBar
-from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 import mtl
 from mtl.checks import InputError
@@ -321,7 +316,7 @@ def test_effects_are_printed_without_experts(tmp_path: Path, capsys: pytest.Capt
     explain_command([str(tmp_path / "model.ckpt"), str(tmp_path / "rows.csv"), "--device", "cpu"])
     out = capsys.readouterr().out
     assert "largest effects" in out
-    assert "experts" not in out
+    assert "xperts" not in out
 
 
 def test_rows_that_explain_makes_up_are_not_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -339,67 +334,6 @@ def test_importance_for_an_undefined_metric_is_nan(model: Any) -> None:
     assert found["metric"].unique().to_list() == ["auroc"]
     assert found["importance"].is_nan().all()
     assert found["std"].is_nan().all()
-
-
-def test_estimator_is_cloned_searched_and_scored() -> None:
-    rows = as_pandas(visits())
-    inputs, labels = rows[["age", "city"]], rows[["clicked", "minutes"]]
-    tasks = {"clicked": "binary", "minutes": {"kind": "regression", "metrics": ["mae"]}}
-    estimator = clone(mtl.MultiTaskModel(tasks, **QUICK))
-    search = GridSearchCV(estimator, {"gate": ["topk", "softmax"]}, cv=2, error_score="raise").fit(inputs, labels)
-    best = search.best_estimator_
-    found = best.model_.evaluate(rows)
-    assert best.score(inputs, labels) == pytest.approx((found["clicked/auroc"] - found["minutes/mae"]) / 2)
-    predicted = best.predict(inputs.iloc[5:9])
-    assert list(predicted) == ["clicked", "minutes"]
-    assert list(predicted.index) == [5, 6, 7, 8]
-    with pytest.raises(InputError, match="X and Y both have clicked"):
-        estimator.fit(rows, labels)
-
-
-def test_surplus_column_of_labels_is_no_input() -> None:
-    """A column of Y that belongs to no task is an error; weights and an ignored group are read, and are no inputs."""
-    rows = visits().with_columns(weight=pl.lit(2.0), user=pl.int_range(pl.len()) % 7, other=pl.col("minutes") + 1)
-    tasks = {"clicked": {"kind": "binary", "weight_column": "weight", "metrics": ["mrr"]}}
-    inputs, labels = rows[["age", "city"]], rows[["clicked", "weight", "user"]]
-    estimator = mtl.MultiTaskModel(tasks, group_column="user", ignore=["user"], **QUICK)
-    assert estimator.fit(inputs, labels).model_.columns == ["age", "city"]
-    assert 0 < estimator.score(inputs, labels) <= 1
-    for label in ("minutes", "other"):
-        with pytest.raises(InputError, match=f"Y has {label}, which would become inputs"):
-            estimator.fit(inputs, labels.with_columns(rows[label]))
-    with pytest.raises(InputError, match="Y has user, which would become inputs"):
-        estimator.set_params(ignore=[]).fit(inputs, labels)
-
-
-def test_estimator_takes_arrays_in_a_pipeline() -> None:
-    """Columns by their place; what comes out is an array too, and probabilities add up to 1."""
-    draw = np.random.default_rng(0)
-    inputs = draw.normal(size=(200, 3)) * [1, 10, 100]
-    labels = np.column_stack([inputs[:, 0] > 0, inputs[:, 1]])
-    tasks = {"clicked": "binary", "minutes": "regression"}
-    pipeline = make_pipeline(StandardScaler(), mtl.MultiTaskModel(tasks, **QUICK)).fit(inputs, labels)
-    assert pipeline[-1].model_.columns == ["0", "1", "2"]
-    assert pipeline.predict(inputs[:5]).shape == (5, 2)
-    [probabilities] = pipeline.predict_proba(inputs[:5])
-    assert probabilities.sum(1) == pytest.approx(np.ones(5))
-    first = dict(zip(pipeline[-1].classes_[0], probabilities[0], strict=True))
-    assert max(first, key=first.__getitem__) == pipeline.predict(inputs[:1])[0, 0]
-    with pytest.raises(InputError, match="shape \\[5, 1\\] is no table with 2 columns: clicked, minutes"):
-        pipeline[-1].fit(inputs[:5], labels[:5, :1])
-
-
-def test_estimator_of_one_task_takes_a_column_and_says_when_it_is_not_trained() -> None:
-    rows = as_pandas(visits())
-    estimator = mtl.MultiTaskModel({"plan": "multiclass"}, **QUICK)
-    with pytest.raises(NotFittedError, match="call fit first"):
-        estimator.predict(rows)
-    kept = rows[rows["plan"].notna()]
-    estimator.fit(kept[["age", "city"]], kept["plan"].rename("other name"))
-    assert estimator.predict_proba(kept[["age", "city"]]).shape == (len(kept), 3)
-    assert list(estimator.classes_) == ["gold", "none", "silver"]
-    with pytest.raises(InputError, match="all tasks are regressions"):
-        mtl.MultiTaskModel({"minutes": "regression"}, **QUICK).fit(rows[["age"]], rows["minutes"]).predict_proba(rows)
 
 
 def test_last_state_and_own_yaml_files(model: Any, tmp_path: Path) -> None:

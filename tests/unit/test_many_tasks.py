@@ -97,7 +97,7 @@ def test_losses_and_gradients_of_blocks_are_those_of_single_tasks_to_the_bit() -
     stacked = batch.in_blocks()
     names, totals, counts = task_loss_sums(specs, blocks, stacked.targets, stacked.weights)
     totals.sum().backward()
-    gradients = TaskTensors(blocks.places, [block.grad for block in blocks.blocks])  # type: ignore[misc]
+    gradients = TaskTensors(blocks.places, [block.grad for block in blocks.blocks])  # type: ignore[misc]  # a gradient is None only before the backward pass
     assert sorted(names) == sorted(specs)
     for name, total, count in zip(names, totals, counts, strict=True):
         alone = {name: blocks[name].detach().requires_grad_()}

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from mtl.loggers.base import MAX_LOGGED_TASKS
+from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.training.measurements import LEAD, NETWORK, Key, Measurement, Measurements, of_few_tasks
 
 
@@ -68,12 +68,12 @@ def test_models_stand_beside_each_other() -> None:
 
 
 def test_loggers_get_few_of_hundreds_of_tasks_and_their_distribution() -> None:
-    tasks = [f"t/{index}" for index in range(MAX_LOGGED_TASKS + 36)]
+    tasks = [f"t/{index}" for index in range(MAX_LISTED_TASKS + 36)]
     row = {f"val/{task}/mse": float(index) for index, task in enumerate(tasks)} | {"val/loss": 1.0}
     row |= {f"train/weight/{task}": 1.0 for task in tasks} | {"train/aux/balance": 0.1}
-    assert of_few_tasks(row, tasks[:MAX_LOGGED_TASKS], []) == row
+    assert of_few_tasks(row, tasks[:MAX_LISTED_TASKS], []) == row
     few = of_few_tasks(row | {"val/t/99/mse": math.nan}, tasks, ["val/t/98/mse", None])
-    shown = {name for task in tasks[:MAX_LOGGED_TASKS] for name in (f"val/{task}/mse", f"train/weight/{task}")}
+    shown = {name for task in tasks[:MAX_LISTED_TASKS] for name in (f"val/{task}/mse", f"train/weight/{task}")}
     means = {"val/mean_mse": 49.0, "val/quartile_1_mse": 24.5, "val/median_mse": 49.0, "val/quartile_3_mse": 73.5}
     assert few.keys() - shown == {"val/t/98/mse", "val/loss", "train/aux/balance", *means}
     assert {name: few[name] for name in means} == means  # of the 99 tasks where it is defined
