@@ -355,8 +355,8 @@ def main() -> None:
                 continue
             trials = ("",) if contender in (*RIVALS, BLEND) else TRIALS[:1] if many else TRIALS
             for trial in [chosen[name, contender]] if (name, contender) in chosen else trials:
-                words = "-".join([name, split, str(seed), contender.replace(" ", "_"), *([trial] if trial else [])])
-                file = predict(contender, trial, kind, frames, seed, args.keep / f"{words}.npz")
+                file_name = "-".join([name, split, str(seed), contender.replace(" ", "_"), *([trial] if trial else [])])
+                file = predict(contender, trial, kind, frames, seed, args.keep / f"{file_name}.npz")
                 rows = scores_of(kind, frames, file)
                 tried.append((np.mean([row["valid"] for row in rows]), trial, rows, float(file["cpu_seconds"])))
             _, chosen[name, contender], rows, seconds = max(tried, key=lambda results: results[0])
@@ -366,7 +366,7 @@ def main() -> None:
             table = pl.concat([table.cast(dict(new.schema)), new])
             table.write_csv(OUT)
             mean, few = (new.filter(pl.col("labels") < most)["test"].mean() for most in (10**9, 30))
-            print(f"{words}: {mean:.4f} (< 30 labels {few or math.nan:.4f}), {seconds:.1f} CPU s", flush=True)
+            print(f"{file_name}: {mean:.4f} (< 30 labels {few or math.nan:.4f}), {seconds:.1f} CPU s", flush=True)
     OUT.with_suffix(".md").write_text(page(table))
 
 

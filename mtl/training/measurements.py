@@ -170,8 +170,8 @@ def log_values(
     tasks = getattr(getattr(trainer, "lightning_module", None), "tasks", ())
     few = of_few_tasks(row, list(tasks), monitors)
     for logger in trainer.loggers if loggers is None else loggers:
-        shown = row if getattr(logger, "takes_all_tasks", False) else few
-        logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
+        logged = row if getattr(logger, "takes_all_tasks", False) else few
+        logger.log_metrics({**logged, "epoch": trainer.current_epoch}, step)
         logger.save()
 
 

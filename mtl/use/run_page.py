@@ -88,17 +88,19 @@ def write_run_page(
         memory = read_json(folder / COMMAND).get("rows")  # of mtl.fit, whose page has all
         why = "they were in memory" if memory else first_line(error)
         notes.append(f"The test rows cannot be read again, so what needs them is left out: {why}")
-    tasks, shown = list(results.main_metrics), _shown_tasks(results)
-    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown} | {name: [name] for name in curves}
+    tasks, shown_tasks = list(results.main_metrics), _shown_tasks(results)
+    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown_tasks} | {
+        name: [name] for name in curves
+    }
     if len(tasks) > MOST_TASKS:
-        which = "first" if shown == tasks[: len(shown)] else "best and worst"
-        notes.append(f"Pictures and rows are those of the {which} {len(shown)} of {len(tasks)} tasks.")
+        which = "first" if shown_tasks == tasks[: len(shown_tasks)] else "best and worst"
+        notes.append(f"Pictures and rows are those of the {which} {len(shown_tasks)} of {len(tasks)} tasks.")
         panels = {"all tasks": ["train/loss", "val/loss"], **panels}
     drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     losses = [picture(figure, f"{name} by epoch") for name, figure in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
-    predictions = [(task, rows) for task, rows in predictions if task.name in shown]
+    predictions = [(task, rows) for task, rows in predictions if task.name in shown_tasks]
     wrong = pictures_of_errors(predictions)
     sections.append(Section("Where it is wrong", tables=residuals(predictions), figures=wrong))
     if results.slices:
@@ -106,7 +108,7 @@ def write_run_page(
         sections.append(Section("For whom it is worse", tables=[by_slice]))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
     if table is not None:
-        sections += _of_table(table, predictions, shown)
+        sections += _of_table(table, predictions, shown_tasks)
     costs = costs_of(runs)
     sections += [Section("Costs", tables=[costs])] if costs else []
     sections = [section for section in sections if section.has_content]
@@ -128,12 +130,12 @@ def _shown_tasks(results: Results) -> list[str]:
     """Return the tasks whose curves, errors and rows are shown: the first ones, or of many the best and the worst."""
     mains = results.main_metrics
     metrics = list(dict.fromkeys(mains.values())) if len(mains) > MAX_LISTED_TASKS else []
-    shown = list[str]()
+    shown_tasks = list[str]()
     for metric in metrics[: MOST_TASKS // 2]:
         count = MOST_TASKS // 2 // len(metrics) or 1
         best, worst = best_and_worst(results.measured, mains, metric, results.data.test_labels, count)
-        shown += [*best, *worst]
-    return shown or [*mains][:MOST_TASKS]
+        shown_tasks += [*best, *worst]
+    return shown_tasks or [*mains][:MOST_TASKS]
 
 
 def _sentence(task: str, metric: str, results: Results) -> str:

@@ -147,9 +147,9 @@ def test_a_sum_of_a_list_is_a_dense_layer(pooling: str) -> None:
     vectors = nn.functional.one_hot(BITS, 6)[..., 2:].sum(1).float()
     vectors = vectors / (vectors.sum(1, keepdim=True).clamp(min=1).sqrt() if pooling == "sqrtn" else 1)
     expected = torch.relu(vectors @ bottom.embeddings[0].weight[2:] + bottom.bags[0].bias)
-    found = bottom({"bits": BITS, "x": torch.zeros(4, 1)})
-    torch.testing.assert_close(found, torch.cat([expected, torch.zeros(4, 1)], 1))
-    assert found.shape[1] == bottom.output_dim == 8
+    outputs = bottom({"bits": BITS, "x": torch.zeros(4, 1)})
+    torch.testing.assert_close(outputs, torch.cat([expected, torch.zeros(4, 1)], 1))
+    assert outputs.shape[1] == bottom.output_dim == 8
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
@@ -157,12 +157,12 @@ def test_dropout_leaves_out_elements_and_keeps_the_mean(pooling: str) -> None:
     torch.manual_seed(0)
     bottom: Any = TabularBottom({"bits": Bag(6, 4)}, 5, list_pooling=pooling, list_dropout=0.25)
     nn.init.eye_(bottom.embeddings[0].weight)
-    found = bottom({"bits": torch.tensor([[2, 3, 4, 0]]).expand(4000, 4)})
-    assert set(found.unique().tolist()) == (
+    outputs = bottom({"bits": torch.tensor([[2, 3, 4, 0]]).expand(4000, 4)})
+    assert set(outputs.unique().tolist()) == (
         {0, 1, 0.5, torch.tensor(1 / 3).item()} if pooling == "mean" else {0, torch.tensor(4 / 3).item()}
     )
     expected = (1 - 0.25**3) / 3 if pooling == "mean" else 1.0
-    torch.testing.assert_close(found.mean(0), torch.tensor([0, 0, *[expected] * 3]), atol=0.03, rtol=0)
+    torch.testing.assert_close(outputs.mean(0), torch.tensor([0, 0, *[expected] * 3]), atol=0.03, rtol=0)
 
 
 def test_sums_need_a_list() -> None:

@@ -68,22 +68,22 @@ def network(tasks: list[TaskSpec], members: int = 1) -> Any:
 
 def module(tasks: list[TaskSpec], members: int = 1) -> MultiTaskModule:
     teacher = Distillation(network(tasks), tasks, layers=False)
-    own = MultiTaskModule(network(tasks, members), tasks, torch.optim.Adam, {}, teacher)
-    own._is_shown = False
-    return own
+    lightning_module = MultiTaskModule(network(tasks, members), tasks, torch.optim.Adam, {}, teacher)
+    lightning_module._is_shown = False
+    return lightning_module
 
 
 def test_tensors_of_tasks_are_views_of_blocks() -> None:
-    given = {"a": torch.arange(3.0), "k": torch.arange(3), "b": torch.arange(3.0) + 5, "span": torch.zeros(3, 2)}
-    blocks = TaskTensors.stack(given)
-    assert [*blocks] == [*given]
+    tensors = {"a": torch.arange(3.0), "k": torch.arange(3), "b": torch.arange(3.0) + 5, "span": torch.zeros(3, 2)}
+    blocks = TaskTensors.stack(tensors)
+    assert [*blocks] == [*tensors]
     assert [block.shape for block in blocks.blocks] == [(3, 2), (3, 1), (3, 1, 2)]
     for copied in (blocks, pickle.loads(pickle.dumps(blocks))):
-        assert all(torch.equal(copied[name], given[name]) for name in given)
+        assert all(torch.equal(copied[name], tensors[name]) for name in tensors)
     assert stack_tasks(blocks, ["a", "b"]).data_ptr() == blocks.blocks[0].data_ptr()
     for names in (["b", "a"], ["b"], ["k", "k"]):
-        assert torch.equal(stack_tasks(blocks, names), torch.stack([given[name] for name in names], 1))
-    assert torch.equal(stack_tasks(blocks, ["a", "k"]), torch.stack([given["a"], given["k"]], 1))
+        assert torch.equal(stack_tasks(blocks, names), torch.stack([tensors[name] for name in names], 1))
+    assert torch.equal(stack_tasks(blocks, ["a", "k"]), torch.stack([tensors["a"], tensors["k"]], 1))
     blocks["b"][1] = 7
     assert torch.equal(map_tasks(blocks, lambda value: value[1:])["b"], torch.tensor([7.0, 7.0]))
     assert TaskTensors.stack(blocks) is blocks
@@ -155,15 +155,15 @@ def test_the_number_of_operations_of_a_step_does_not_depend_on_the_number_of_tas
     counts = []
     for number in (2, 20):
         tasks = tasks_of(number)
-        own, batch = module(tasks, members), rows(tasks).in_blocks()
+        lightning_module, batch = module(tasks, members), rows(tasks).in_blocks()
 
-        def step(own: MultiTaskModule = own, batch: Batch = batch) -> None:
+        def step(lightning_module: MultiTaskModule = lightning_module, batch: Batch = batch) -> None:
             part = batch.select(torch.arange(ROWS)).to("cpu")
-            own.training_step(part, 0)["loss"].backward()
+            lightning_module.training_step(part, 0)["loss"].backward()
 
-        def evaluate(own: MultiTaskModule = own, batch: Batch = batch) -> None:
+        def evaluate(lightning_module: MultiTaskModule = lightning_module, batch: Batch = batch) -> None:
             with torch.no_grad():
-                own.validation_step(batch.select(torch.arange(ROWS)), 0)
+                lightning_module.validation_step(batch.select(torch.arange(ROWS)), 0)
 
         counts.append((operations(step), operations(evaluate)))
     assert counts[0] == counts[1]
