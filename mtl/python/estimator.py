@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import polars as pl
 
 from mtl.checks import InputError, join_names, require
+from mtl.data_modules.tables.cells import texts_of
 from mtl.predictions import class_names, main_column
 from mtl.python.fit import fit
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import higher_is_better, mean_of_defined
 from mtl.types import TaskSpec
-from mtl.use.frames import to_polars
+from mtl.use.frames import like, to_polars
 from mtl.use.trained import TrainedModel
 
 try:
     from sklearn.base import BaseEstimator as Base
     from sklearn.exceptions import NotFittedError
+    from sklearn.utils.metaestimators import available_if
 except ImportError:
     Base, NotFittedError = object, InputError
+
+    def available_if(check: Callable[[Any], bool]) -> Any:
+        """Return a decorator that leaves the method as it is."""
+        return lambda method: method
 
 
 class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
@@ -51,33 +57,42 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
     def fit(self, X: Any, Y: Any) -> Self:  # noqa: N803  (scikit-learn's names)
         """Train a new network on the rows of ``X`` and ``Y``. Raises InputError."""
-        self.model_: TrainedModel = fit(self._beside(X, Y), self.tasks, **{"progress": False, **self.options})
-        names = [np.array(class_names(task)) for task in self._tasks_with_classes()]
-        self.classes_ = names[0] if len(self.model_.spec.tasks) == len(names) == 1 else names
+        inputs, labels = _to_table(X), to_polars(_to_table(Y, self._label_columns()))
+        self.model_: TrainedModel = fit(self._beside(inputs, labels), self.tasks, **{"progress": False, **self.options})
+        self._input_columns = to_polars(inputs).columns
+        self.n_features_in_ = len(self._input_columns)
+        columns = dict(zip(self.tasks, self._label_columns(), strict=True))
+        tasks = self._tasks_with_classes()
+        self._classes = {task.name: _classes_of(task, labels[columns[task.name]]) for task in tasks}
+        classes = [*self._classes.values()]
+        self.classes_ = classes[0] if len(self.model_.spec.tasks) == len(classes) == 1 else classes
         return self
 
     def predict(self, X: Any) -> Any:  # noqa: N803
         """Return a table of the classes and values that are predicted, with a column for each task, like ``X``.
 
-        For an array ``X``, it is an array ``[N, T]``, or ``[N]`` with one task. Classes are text.
+        For an array ``X``, it is an array ``[N, T]``, or ``[N]`` with one task. Classes are those of the labels.
         """
-        predictions = self._fitted().predict(_table(X))
-        columns = {main_column(task): task.name for task in self.model_.spec.tasks}
-        table = predictions[list(columns)]
+        predictions, predicted = self._predictions(X), {}
+        for task in self.model_.spec.tasks:
+            column, classes = predictions[main_column(task)], self._classes.get(task.name)
+            predicted[task.name] = column if classes is None else column.replace_strict(class_names(task), classes)
+        table = pl.DataFrame(predicted)
         if _is_array(X):
-            return table.to_numpy()[:, 0] if len(columns) == 1 else table.to_numpy()
-        return table.rename(columns) if isinstance(table, pl.DataFrame) else table.rename(columns=columns)
+            return table.to_numpy()[:, 0] if table.width == 1 else table.to_numpy()
+        return like(X, table, indexed=True)
 
+    @available_if(lambda self: not hasattr(self, "model_") or bool(self._tasks_with_classes()))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Return the probabilities ``[N, C]`` of the classes, in the order of ``classes_``.
 
-        With several tasks, both are lists with an entry for each task that has classes. Raises InputError without any.
+        With several tasks, both are lists with an entry for each task that has classes. If all are regressions, there
+        is no such method, as scikit-learn expects.
         """
-        predictions, arrays = self._fitted().predict(_table(X)), []
-        require(len(self.classes_) > 0, "all tasks are regressions, so there are no probabilities: use predict")
+        predictions, arrays = self._predictions(X), []
         for task in self._tasks_with_classes():
             if task.kind == "binary":
-                positive = np.asarray(predictions[f"{task.name}_probability"])
+                positive = predictions[f"{task.name}_probability"].to_numpy()
                 arrays.append(np.column_stack([1 - positive, positive]))
             else:
                 arrays.append(predictions[[f"{task.name}_probability_{name}" for name in class_names(task)]].to_numpy())
@@ -88,14 +103,39 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
         Name the metrics with ``{"kind": "regression", "metrics": ["r2"]}`` to have all on one scale.
         """
-        metrics = self._fitted().evaluate(self._beside(X, Y))
+        labels = to_polars(_to_table(Y, self._label_columns()))
+        metrics = self._fitted().evaluate(self._beside(self._to_inputs(X), labels))
         mains = Evaluation(self.model_.spec.tasks).main_metrics().items()
         signs = {f"{task}/{main}": 1 if higher_is_better(main) else -1 for task, main in mains}
         return mean_of_defined([sign * metrics[name] for name, sign in signs.items() if name in metrics])
 
-    def _beside(self, inputs: Any, labels: Any) -> pl.DataFrame:
-        """Return the table with the columns of both; raise InputError if one of ``labels`` would become an input."""
-        left, right = to_polars(_table(inputs)), to_polars(_table(labels, self._label_columns()))
+    def __sklearn_tags__(self) -> Any:
+        """Say what scikit-learn asks of estimators: kinds of inputs and labels; classes, numbers, or both."""
+        from sklearn.utils import ClassifierTags, RegressorTags
+
+        tags = super().__sklearn_tags__()
+        kinds = {options if isinstance(options, str) else options.get("kind") for options in self.tasks.values()}
+        input_tags, target_tags = tags.input_tags, tags.target_tags
+        input_tags.allow_nan = input_tags.categorical = input_tags.string = True
+        target_tags.required, target_tags.multi_output = True, len(self.tasks) > 1
+        target_tags.single_output = len(self.tasks) == 1
+        if len(self.tasks) == 1 and kinds <= {"binary", "multiclass"}:
+            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags(multi_class=kinds != {"binary"})
+        elif kinds == {"regression"}:
+            tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        return tags
+
+    def _predictions(self, X: Any) -> pl.DataFrame:  # noqa: N803
+        return self._fitted().predict(to_polars(self._to_inputs(X)))
+
+    def _to_inputs(self, X: Any) -> Any:  # noqa: N803
+        """Return ``X`` as a table; an array must have the columns of the training, in order. Raises InputError."""
+        self._fitted()
+        return _to_table(X, self._input_columns) if _is_array(X) else X
+
+    def _beside(self, inputs: Any, right: pl.DataFrame) -> pl.DataFrame:
+        """Return the table with the columns of both; raise InputError if one of the labels would become an input."""
+        left = to_polars(inputs)
         require(len(left) == len(right), f"X has {len(left)} rows, and Y has {len(right)}")
         twice = [name for name in right.columns if name in left.columns]
         require(not twice, f"X and Y both have {join_names(twice)}: labels must not be inputs")
@@ -134,7 +174,14 @@ def _is_array(rows: Any) -> bool:
     return isinstance(rows, list | tuple | np.ndarray)
 
 
-def _table(rows: Any, names: Sequence[str] | None = None) -> Any:
+def _classes_of(task: TaskSpec, labels: pl.Series) -> Any:
+    """Return the classes of a task as an array ``[C]`` of values like those of its column of labels."""
+    values = labels.drop_nulls().unique()
+    value_by_name = dict(zip(texts_of((*values,), values.dtype), values, strict=True))
+    return np.array([value_by_name.get(name, name) for name in class_names(task)])
+
+
+def _to_table(rows: Any, names: Sequence[str] | None = None) -> Any:
     """Return an array ``[N, D]`` or ``[N]`` as a table with ``names``, by default 0, 1, ...; others as they are.
 
     A Series of one label gets the name of its task. Raises InputError.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
 
 import mtl
 from mtl.checks import InputError
@@ -60,6 +64,8 @@ def test_estimator_takes_arrays_in_a_pipeline() -> None:
     assert probabilities.sum(1) == pytest.approx(np.ones(5))
     first = dict(zip(pipeline[-1].classes_[0], probabilities[0], strict=True))
     assert max(first, key=first.__getitem__) == pipeline.predict(inputs[:1])[0, 0]
+    with pytest.raises(InputError, match="shape \\[5, 2\\] is no table with 3 columns:"):
+        pipeline[-1].predict(inputs[:5, :2])
     with pytest.raises(InputError, match="shape \\[5, 1\\] is no table with 2 columns: clicked, minutes"):
         pipeline[-1].fit(inputs[:5], labels[:5, :1])
 
@@ -73,5 +79,37 @@ def test_estimator_of_one_task_takes_a_column_and_says_when_it_is_not_trained() 
     estimator.fit(kept[["age", "city"]], kept["plan"].rename("other name"))
     assert estimator.predict_proba(kept[["age", "city"]]).shape == (len(kept), 3)
     assert list(estimator.classes_) == ["gold", "none", "silver"]
-    with pytest.raises(InputError, match="all tasks are regressions"):
-        mtl.MultiTaskModel({"minutes": "regression"}, **QUICK).fit(rows[["age"]], rows["minutes"]).predict_proba(rows)
+    regression = mtl.MultiTaskModel({"minutes": "regression"}, **QUICK).fit(rows[["age"]], rows["minutes"])
+    assert not hasattr(regression, "predict_proba")
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.float64, "str"])
+def test_classes_are_those_of_the_labels(dtype: Any) -> None:
+    """So that scikit-learn's scores can compare them; by the names of classes, true comes after false."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(200, 2))
+    labels = (inputs[:, 0] + draw.normal(size=200) > 0).astype(int).astype(dtype)
+    estimator = mtl.MultiTaskModel({"label": "binary"}, **QUICK)
+    assert is_classifier(estimator)
+    assert cross_val_score(estimator, inputs, labels, cv=2, scoring="roc_auc", error_score="raise").min() > 0.6
+    predicted = estimator.fit(inputs, labels).predict(inputs)
+    assert estimator.classes_.tolist() == sorted(set(labels.tolist()))
+    best = estimator.classes_[estimator.predict_proba(inputs).argmax(1)]
+    assert accuracy_score(labels, predicted) == np.mean(predicted == labels) == np.mean(best == labels)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "check_estimators_unfitted",
+        "check_estimators_pickle",
+        "check_methods_subset_invariance",
+        "check_dict_unchanged",
+        "check_n_features_in",
+        "check_fit_idempotent",
+    ],
+)
+def test_scikit_learn_accepts_the_estimator(name: str) -> None:
+    """Its other checks want sentences of its own, or an estimator that refuses missing values."""
+    options = {"network": "shared_bottom", "blend": "none", "max_epochs": 1}
+    getattr(estimator_checks, name)("MultiTaskModel", mtl.MultiTaskModel({"y": "regression"}, **options))
