@@ -30,13 +30,19 @@ def look(index: int) -> dict[str, Any]:
 
 
 def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
+    """Draw ``share [T, E]``, the mean weight of each expert for each task, see ``draw_heat_map``."""
+    num_tasks, num_experts = share.shape
+    figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.4 * min(num_tasks, MAX_LISTED_TASKS))))
+    draw_heat_map(axes, share, tasks)
+    return figure
+
+
+def draw_heat_map(axes: Axes, share: Tensor, tasks: Sequence[str]) -> None:
     """Draw ``share [T, E]``, the mean weight of each expert for each task.
 
     More than ``MAX_LISTED_TASKS`` tasks are unnamed, and those with the same main expert stand together.
     """
-    values = share.double().cpu().numpy()
-    num_tasks, num_experts = values.shape
-    figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.4 * min(num_tasks, MAX_LISTED_TASKS))))
+    values, num_tasks = share.double().cpu().numpy(), len(share)
     if num_tasks > MAX_LISTED_TASKS:
         values = values[np.lexsort((-values.max(1), values.argmax(1)))]
     image = _matrix(axes, values)
@@ -51,8 +57,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
             ink = "black" if image.norm(value) < 0.6 else "white"
             text = f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink)
-    figure.colorbar(image, ax=axes, label="mean weight", ticks=[0, 0.05, 0.25, 0.5, 1])
-    return figure
+    axes.figure.colorbar(image, ax=axes, label="mean weight", ticks=[0, 0.05, 0.25, 0.5, 1])
 
 
 def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str]) -> Figure:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +39,13 @@ from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
 from mtl.python.keywords import options_of, with_options
 from mtl.runs.caller import PythonCaller
 from mtl.runs.signals import Stopped
-from mtl.use.frames import to_polars
+from mtl.use.frames import digest_of, is_pandas, to_polars
 from mtl.use.trained import TrainedModel, model_of
 
 Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of a file, a folder or a pattern
 # The option for the file of a split, and what messages call its rows if they are in memory
 PLACES = {"train": ("data.path", "frame"), "val": ("data.val_path", "valid"), "test": ("data.test_path", "test")}
 DEFAULT_SPLIT_FRACTION = 0.1  # of the rows, for each of validation and test
-# What a run writes for people to look at, which nobody sees in a temporary folder
-UNSEEN = {"logger": "none", "callbacks.routing.figures": False, "predictions": False}
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")  # that Lightning sets
 LIGHTNING = ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero")  # loggers
 
@@ -79,9 +79,9 @@ def fit(
     options by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
 
     The run writes into ``folder``, which must be new, and at its end ``report.html`` unless ``report=False``; without
-    a folder, no file is left. ``resume``: the folder of a run that was stopped or killed, which goes on with the same
-    rows and tasks as if it had not been; options that are not given are those of the run. ``progress`` shows a bar.
-    After Ctrl-C, the best state so far is tested and returned.
+    a folder, its files last as long as the model that is returned. ``resume``: the folder of a run that was stopped or
+    killed, which goes on with the same rows and tasks as if it had not been; options that are not given are those of
+    the run. ``progress`` shows a bar. After Ctrl-C, the best state so far is tested and returned.
     The result equals that of ``mtl train data=table`` with the same options to the last bit. Raises InputError, a
     ValueError, for wrong input.
     """
@@ -108,18 +108,21 @@ def fit(
         values["data.split.fractions"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = with_options(values, options)
-    unseen = {} if resume is not None else UNSEEN if folder is None else {"report": True}
-    values = unseen | {"callbacks.progress": None} | values
+    page = {} if folder is None else {"report": True}
+    values = page | {"callbacks.progress": None} | values
     values = escape_interpolation(to_plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
-    digests = {split: sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest() for split, rows in frames.items()}
+    digests = {split: digest_of(rows) for split, rows in frames.items()}
     with ExitStack() as ending:
         checkpoint = None if resume is None else read_to_resume(resume)
         lasting = folder if checkpoint is None else resolvers.run_folder(str(checkpoint.path))
         require(resume is None or lasting is not None, f"resume={resume}: is not in the folder of a run")
-        run_folder = Path(lasting or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
+        temporary = ending.enter_context(ExitStack())
+        run_folder = Path(lasting or tempfile.mkdtemp(prefix="mtl-fit-"))
+        if lasting is None:
+            temporary.callback(shutil.rmtree, run_folder, ignore_errors=True)
         trust = [*(values.get("trust") or []), *classes_in([config_dir] if config_dir else [])]
         cfg = _composed(values, config_dir, run_folder, checkpoint, trust)
         bars = [EpochBar()] if progress else []
@@ -137,7 +140,12 @@ def fit(
             require(same, f"resume={resume}: the run has other rows; give those that it was begun with")
         run(cfg, caller=caller, checkpoint=checkpoint)
         tested_checkpoint = read(run_folder, cfg.test_checkpoint)
-        return model_of(tested_checkpoint, config_to_load(tested_checkpoint, trust))
+        model = model_of(tested_checkpoint, config_to_load(tested_checkpoint, trust))
+        for last in (run_folder / "checkpoints").glob("last*") if lasting is None else ():
+            last.unlink()  # no run resumes from them
+        model = replace(model, pandas=is_pandas(frame))
+        weakref.finalize(model, temporary.pop_all().close)
+        return model
 
 
 def _composed(

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import scipy  # imports its parts at their first use
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -146,31 +147,36 @@ def curves_by_epoch(
     ``epochs``: how many it trained; without them, nothing is drawn. ``tested``: the epoch to mark.
     """
     drawn = dict[str, Figure]()
-    if not epochs:
-        return drawn
-    for title, metrics in panels.items():
-        curves = {}
-        for metric in metrics:
-            with suppress(InputError):
-                curves[metric] = read_history(folder, metric)
-        if not curves:
-            continue
+    for title, metrics in panels.items() if epochs else ():
         figure = Figure(figsize=(4.2, 3.0), layout="constrained")
-        axes = figure.add_subplot()
-        steps = (1 + max(history["step"][-1] for history in curves.values())) / epochs  # of an epoch
-        for index, (metric, history) in enumerate(curves.items()):
-            at, point = (history["step"] + 1) / steps - 1, "o" if len(history) == 1 else None
-            label = "training" if metric.startswith("train/") else "validation"
-            axes.plot(at, history["value"], **look(index), linewidth=1.6, marker=point, label=label)
-        if tested is not None:
-            axes.axvline(tested, color="0.4", linewidth=0.8, linestyle=":", label="tested")
-        axes.set(xlabel="epoch", ylabel="loss" if len(metrics) > 1 else escape_mathtext(metrics[0]))
-        axes.locator_params(axis="x", integer=True)
-        axes.set_title(escape_mathtext(title), fontsize=10)
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8)
-        drawn[title] = figure
+        if draw_by_epoch(figure.add_subplot(), folder, title, metrics, float(epochs or 0), tested):
+            drawn[title] = figure
     return drawn
+
+
+def draw_by_epoch(
+    axes: Axes, folder: Path, title: str, metrics: Sequence[str], epochs: float, tested: int | None
+) -> bool:
+    """Draw those of ``metrics`` that the run in ``folder`` has logged; return whether there are any."""
+    curves = {}
+    for metric in metrics:
+        with suppress(InputError):
+            curves[metric] = read_history(folder, metric)
+    if not curves:
+        return False
+    steps = (1 + max(history["step"][-1] for history in curves.values())) / epochs  # of an epoch
+    for index, (metric, history) in enumerate(curves.items()):
+        at, point = (history["step"] + 1) / steps - 1, "o" if len(history) == 1 else None
+        label = "training" if metric.startswith("train/") else "validation"
+        axes.plot(at, history["value"], **look(index), linewidth=1.6, marker=point, label=label)
+    if tested is not None:
+        axes.axvline(tested, color="0.4", linewidth=0.8, linestyle=":", label="tested")
+    axes.set(xlabel="epoch", ylabel="loss" if len(metrics) > 1 else escape_mathtext(metrics[0]))
+    axes.locator_params(axis="x", integer=True)
+    axes.set_title(escape_mathtext(title), fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
+    return True
 
 
 def _runs(count: int) -> str:

@@ -85,26 +85,44 @@ def _of_binary(
 ) -> Picture | None:
     """Draw one curve for each task whose test rows have both classes; None if there is no such task."""
     figure, axes = _axes(across, up, title)
-    both = [0 < int(rows.label.sum()) < len(rows) for _, rows in predictions]
-    for index, ((task, rows), drawn) in enumerate(zip(predictions, both, strict=True)):
-        if drawn or draw is _reliability:
-            name = f"{value_of('binary', metric, rows):.3f}  {escape_mathtext(task.name)}"
-            draw(axes, rows, look(index) | {"linewidth": 1.6, "label": name})
+    _draw_curves(axes, predictions, draw, metric)
     if not axes.lines:
         return None
     caption = f"{title}; the legend has {metric}"
+    if draw is _reliability:
+        caption += f". {_GROUPS} groups of equally many rows, by prediction: on the diagonal, probabilities are right"
+    else:
+        left_out = [task.name for task, rows in predictions if not _has_both_classes(rows)]
+        caption += f". Undefined, since the test rows have one class: {', '.join(left_out)}" if left_out else ""
+    return picture(figure, caption)
+
+
+def draw_reliability(axes: Axes, predictions: Sequence[Predictions]) -> None:
+    """Draw the share of positive rows over the predicted probability, of each binary task."""
+    draw, metric, across, up, title = _BINARY[0]
+    _label(axes, across, up, title)
+    _draw_curves(axes, predictions, draw, metric)
+
+
+def _draw_curves(axes: Axes, predictions: Sequence[Predictions], draw: Callable[..., None], metric: str) -> None:
+    for index, (task, rows) in enumerate(predictions):
+        if draw is _reliability or _has_both_classes(rows):
+            name = f"{value_of('binary', metric, rows):.3f}  {escape_mathtext(task.name)}"
+            draw(axes, rows, look(index) | {"linewidth": 1.6, "label": name})
+    if not axes.lines:
+        return
     if draw is not _precision:
         axes.axline((0, 0), slope=1, color="0.5", linewidth=0.8, linestyle=":", zorder=0)
     if draw is _reliability:
-        caption += f". {_GROUPS} groups of equally many rows, by prediction: on the diagonal, probabilities are right"
         ends = [*axes.get_xlim(), *axes.get_ylim()]
         axes.set(xlim=(min(ends), max(ends)), ylim=(min(ends), max(ends)))
     else:
-        left_out = [task.name for (task, _), drawn in zip(predictions, both, strict=True) if not drawn]
-        caption += f". Undefined, since the test rows have one class: {', '.join(left_out)}" if left_out else ""
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.legend(fontsize=8, title=metric, title_fontsize=8, alignment="left")
-    return picture(figure, caption)
+
+
+def _has_both_classes(rows: LabeledPredictions) -> bool:
+    return 0 < int(rows.label.sum()) < len(rows)
 
 
 def _confusion(task: TaskSpec, rows: LabeledPredictions) -> Picture:
@@ -149,10 +167,14 @@ def _axes(across: str, up: str, title: str, size: float = 0.0) -> tuple[Figure, 
     """Return a figure and its panel with names of its axes; ``size``: its width and height in inches if larger."""
     figure = Figure(figsize=(max(_SIZE[0], size), max(_SIZE[1], size)), layout="constrained")
     axes = figure.add_subplot()
+    _label(axes, across, up, title)
+    return figure, axes
+
+
+def _label(axes: Axes, across: str, up: str, title: str) -> None:
     axes.set(xlabel=across, ylabel=up)
     axes.set_title(escape_mathtext(title), fontsize=10)
     axes.grid(alpha=0.25)
-    return figure, axes
 
 
 def _thin(values: Tensor) -> Any:

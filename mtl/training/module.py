@@ -28,6 +28,7 @@ from mtl.training.measurements import NETWORK, Measurements, log_measurements, l
 from mtl.training.optimizers import build_optimizer, clip_gradients, make_embeddings_sparse
 from mtl.training.weighting import FixedWeighting, TaskLosses, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
+from mtl.types.batch import to_batch
 from mtl.types.task_tensors import map_tasks
 
 log = logging.getLogger(__name__)
@@ -98,9 +99,10 @@ class MultiTaskModule(LightningModule):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         return self.network(inputs, tasks)
 
-    def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch or a list of batches: task losses are added, and a network's own averaged."""
-        batches = [self.converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
+        is_list = isinstance(batch, list) and all(isinstance(part, Batch) for part in batch)
+        batches = [self.converted(part) for part in (batch if is_list else [batch])]
         parts: list[TaskLosses] = []
         routings: dict[str, list[Routing]] = {}  # by layer, one for each batch
         for part in batches:
@@ -229,7 +231,8 @@ class MultiTaskModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the predictions of ``mtl.predictions.readable`` for the tasks of a batch."""
-        output = self(self.converted(batch).inputs, list(batch.targets))
+        batch = self.converted(batch)
+        output = self(batch.inputs, list(batch.targets))
         return readable(self.tasks, output.predictions)
 
     def on_validation_epoch_end(self) -> None:
@@ -272,9 +275,9 @@ class MultiTaskModule(LightningModule):
         """Return the key under which Lightning saves and looks for the state of the data module."""
         return type(getattr(self.trainer, "datamodule", None)).__qualname__
 
-    def converted(self, batch: Batch) -> Batch:
-        """Return ``batch`` with inputs in the precision of the network."""
-        return batch.with_inputs_as(self.dtype)  # type: ignore[arg-type]  # it is never a str
+    def converted(self, batch: Any) -> Batch:
+        """Return a batch, or a pair of dicts as in ``to_batch``, with inputs in the precision of the network."""
+        return to_batch(batch, self.tasks).with_inputs_as(self.dtype)  # type: ignore[arg-type]  # it is never a str
 
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()

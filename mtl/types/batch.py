@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtl.checks import join_names, require
 from mtl.nn.functional import has_float64
 from mtl.types.task_tensors import TaskTensors, map_tasks
+from mtl.types.tasks import TaskSpec
 
 
 class Batch:
@@ -88,3 +91,20 @@ class Batch:
         inputs = {name: change(value) for name, value in self.inputs.items()}
         groups, row_ids = (None if value is None else change(value) for value in (self.groups, self.row_ids))
         return Batch(inputs, map_tasks(self.targets, change), map_tasks(self.weights, change), groups, row_ids)
+
+
+def to_batch(rows: Any, tasks: Mapping[str, TaskSpec]) -> Batch:
+    """Return ``rows``, a batch or the pair ``({input: tensor}, {task: labels})``, as a batch. Raises InputError."""
+    if isinstance(rows, Batch):
+        return rows
+    is_pair = isinstance(rows, list | tuple) and len(rows) == 2 and all(isinstance(part, Mapping) for part in rows)
+    wanted = "a loader must give mtl.types.Batch or pairs of dicts, ({input: tensor}, {task: labels})"
+    require(is_pair, f"{wanted}, not a {type(rows).__name__}")
+    inputs, labels = rows
+    unknown = [name for name in labels if name not in tasks]
+    require(not unknown, f"labels of {join_names(unknown)}: {wanted}; the tasks are {join_names(tasks)}")
+    targets = {
+        name: value.long() if tasks[name].kind in ("multiclass", "span") else value + 0.0
+        for name, value in labels.items()
+    }
+    return Batch(dict(inputs), targets)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,18 @@ def like(rows: Any, table: pl.DataFrame, indexed: bool = False) -> Any:
         return table
     kind = type(rows.to_frame() if hasattr(rows, "to_frame") else rows)
     return kind(table.to_dict(as_series=False), index=rows.index if indexed else None)
+
+
+def digest_of(rows: pl.DataFrame) -> str:
+    """Return a text that differs for other rows."""
+    return sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+
+
+def to_pandas(table: pl.DataFrame) -> Any:
+    """Return ``table`` as a DataFrame of pandas; polars' own method needs pyarrow."""
+    import pandas
+
+    return pandas.DataFrame(table.to_dict(as_series=False))
 
 
 def is_pandas(rows: Any) -> bool:

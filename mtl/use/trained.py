@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import torch
@@ -31,9 +31,10 @@ from mtl.training.measurements import BLEND, NETWORK, Measurements, is_routing
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
 from mtl.use.effects import cell_effects
-from mtl.use.frames import like, to_polars
+from mtl.use.frames import like, to_pandas, to_polars
 from mtl.use.permutation_importance import evaluated, importance
 
+PlotKind = Literal["losses", "reliability", "experts", "importance"]
 UNNAMED_TABLE = "the table"  # name in messages for rows that do not come from a file
 
 
@@ -47,7 +48,8 @@ class TrainedModel:
     which model of the run it is, as the argument ``model`` of ``load``. ``metrics_by_model`` has the metrics of all
     models that were tested beside each other, see ``metrics``. ``stored``: the content of the checkpoint but for the
     weights of the network and the state of the training. ``labelled`` reads rows with their labels; None if the data
-    are no table.
+    are no table. ``folder``: that of the run, if it is there. ``pandas``: whether the training rows were of
+    pandas.
     """
 
     network: nn.Module
@@ -58,6 +60,8 @@ class TrainedModel:
     labelled: Callable[[pl.DataFrame, str], Batch] | None = None
     metrics_by_model: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     model_name: str = NETWORK
+    folder: Path | None = None
+    pandas: bool = False
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.core.parameters())
@@ -84,14 +88,43 @@ class TrainedModel:
         """Losses and metrics on the test rows, by names such as "click/auroc"; None is undefined."""
         return self.metrics_by_model.get(self.model_name, {})
 
-    def metrics_table(self) -> pl.DataFrame:
+    def metrics_table(self) -> Any:
         """Return the test metrics of all models that were tested beside each other; null is undefined.
 
         The columns are task, metric, network, constant, those of a table's models and blend, as far as they were
-        computed.
+        computed. The result is of polars, or of pandas if the rows of the training were.
         """
         table = Measurements.from_plain({"test": self.metrics_by_model}).by_model()
-        return table.filter(pl.col("task").is_in([task.name for task in self.spec.tasks]))
+        table = table.filter(pl.col("task").is_in([task.name for task in self.spec.tasks]))
+        return to_pandas(table) if self.pandas else table
+
+    def report(self, path: str | Path | None = None, rows: Any = None) -> Any:
+        """Write the page of the model's run, ``report.html`` in its folder and at ``path``, and show it in a notebook.
+
+        ``rows``: those of the training, or of ``test=`` if they had their own, for a run whose rows were in memory: the
+        page then has the largest errors and the importance of columns. Raises InputError without the run's folder.
+        """
+        from mtl.use.notebook import write_page  # imports matplotlib
+
+        return write_page(self, path, rows)
+
+    @validated
+    def plot(self, kind: PlotKind, rows: Any = None, tasks: Sequence[str] | None = None) -> list[Any]:
+        """Draw with matplotlib's pyplot, and return the axes of the panels.
+
+        ``losses``: those of training and validation by epoch, for each task. ``reliability``: the share of positive
+        rows over the predicted probability, of binary tasks, on the test rows or on ``rows`` with labels. ``experts``:
+        the mean weight of each expert for each task, for each layer, on the test rows. ``importance``: see the method,
+        of ``rows`` with labels. ``tasks``: by default all. Raises InputError for what the model does not have.
+        """
+        from mtl.use.notebook import plot  # imports matplotlib
+
+        return plot(self, kind, rows, self.tasks_named(tasks))
+
+    def _repr_html_(self) -> str:
+        from mtl.use.notebook import html_of  # imports matplotlib
+
+        return html_of(self)
 
     def encode(self, frame: pl.DataFrame, where: str = UNNAMED_TABLE, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
@@ -398,12 +431,12 @@ def _model(checkpoint: Checkpoint, network: Any, data: Any, device: str | torch.
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     state = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = data.row_encoder, data.labelled
-    metrics = checkpoint.get("metrics")
+    metrics, tested = checkpoint.get("metrics"), _tested(checkpoint.path)
     if not metrics:
-        tested = _tested(checkpoint.path)
         metrics = {name: _own(tested, spec.tasks, name) for name in tested.models()}
+    folder = checkpoint.path.parent.parent if tested else None
     name, stored = checkpoint.get("model", BLEND if blend else NETWORK), {**stored, "state_dict": state}
-    return TrainedModel(network, spec, encoder, place, stored, labelled, metrics, name)
+    return TrainedModel(network, spec, encoder, place, stored, labelled, metrics, name, folder)
 
 
 def _tested(path: Path) -> Measurements:

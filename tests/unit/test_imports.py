@@ -202,7 +202,7 @@ def test_share_and_reproduce_import_optuna_only_for_searches() -> None:
 
 def test_every_export_is_there() -> None:
     assert all(getattr(mtl, name).__name__ == name for name in mtl.__all__)
-    assert set(mtl.__all__) <= set(dir(mtl))
+    assert {*dir(mtl)} == {*mtl.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         mtl.Nothing  # noqa: B018  # to read it is what raises
 
