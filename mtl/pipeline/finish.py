@@ -49,6 +49,7 @@ def write(
         monitor=fitted.monitor,
         best=fitted.best,
         epochs=fitted.epochs,
+        tested_epoch=module.loaded_epoch,
         checkpoint=fitted.checkpoint or "last weights",
         seconds_per_epoch=fitted.seconds_per_epoch,
         versions=SOFTWARE,

@@ -233,6 +233,7 @@ def test(
     """Test the checkpoint, and return what was measured."""
     # Of the last epoch; those of the tested checkpoint are measured before its test
     module.measured = Measurements({key: value for key, value in module.measured.items() if key.split != "val"})
+    module.loaded_epoch = fitted.epochs - 1 if fitted.epochs else None  # unless a checkpoint is loaded
     weights = cfg.evaluate or fitted.checkpoint or Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     restored = restoring(start.checkpoint if cfg.evaluate else None)
     with restored, lost_peers_reported("test", caller.command("evaluate", weights)):

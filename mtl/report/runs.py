@@ -43,11 +43,13 @@ _TAIL = 8192  # bytes at the end of a log that are searched for the last message
 class Data(BaseModel):
     """The entry ``data`` of results.json: rows by split (and task, where each task has its own), names of files.
 
-    ``test_labels``: the number of labelled test rows of each task.
+    ``test_labels``: the number of labelled test rows of each task. ``test_positives``: those that are
+    positive, of binary tasks.
     """
 
     rows: dict[str, int | dict[str, int]] = {}
     test_labels: dict[str, int] = {}
+    test_positives: dict[str, int] | None = None
     files: list[str] = []
     random_split: bool = False
 
@@ -64,7 +66,9 @@ class Results(BaseModel):
     numbers: dict[str, dict[str, dict[str, float | tuple[float | None, float | None] | None]]]
     main_metrics: dict[str, str] = {}
     checkpoint: str = ""  # that was tested
+    monitor: str = ""
     best: float | None = None
+    tested_epoch: int | None = None
     seed: int | None = None
     parameters: float | None = None
     epochs: float | None = None

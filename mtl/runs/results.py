@@ -25,6 +25,7 @@ from mtl.files.formatting import number
 from mtl.files.run_files import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
+from mtl.runs.test_rows import count_labels, describe_tested_epoch, labels_by_task
 from mtl.training.bootstrap import MIN_ROWS
 from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
@@ -72,7 +73,7 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
     gives the true groups of simulated data and 4-MNISTs.
     """
     group = data.spec.ground_truth.get("task_group")
-    labels = {task: len(rows) for task, rows in module.predictions.get(("test", NETWORK), {}).items()}
+    labels = count_labels([*module.tasks.values()], module.predictions.get(("test", NETWORK), {}))
     files = [file["name"] for file in (data.file_digests or {}).values()]
     return {
         "run_name": cfg.run_name,
@@ -83,7 +84,7 @@ def collect(cfg: Any, module: Any, data: Any, measured: Measurements, **entries:
         "threads": {"number": torch.get_num_threads()} | {n: v for n, v in os.environ.items() if n in compat.WAITING},
         "parameters": count_parameters(module.network),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split, "test_labels": labels},
+        "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split, **labels},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),
     }
 
@@ -118,6 +119,8 @@ def print_results(
     console.print(table, *(table.notes if isinstance(table, Table) else ()), sep="\n")
     for ranking in rankings(measured, record["main_metrics"], record.get("data", {}).get("test_labels", {})):
         console.print("", ranking, *ranking.notes, sep="\n")
+    for part in (labels_by_task(record.get("data", {})), describe_tested_epoch(record)):
+        console.print(*([part] if part else []), end="\n" * bool(part))
     shares, groups = _expert_shares(measured), record.get("task_groups", {})
     if shares and len(set(groups.values())) > 1:
         console.print(_sharing(shares, groups))
@@ -179,11 +182,10 @@ def by_task(
         for task, names in metrics.items()
         for index, metric in enumerate(names)
     ]
-    epochs = {task: best["epoch"] for task, best in best_epochs.items()}
-    if len(set(epochs.values())) < 2:
-        return Table(["task", "metric", *models], rows)
-    rows = [[*row, f"{epochs[row[0]]:.0f}" if row[0] in epochs else ""] for row in rows]
-    return Table(["task", "metric", *models, "best epoch"], rows)
+    epochs = [f"{task} {best['epoch']:.0f}" for task, best in best_epochs.items()]
+    differ = len({best["epoch"] for best in best_epochs.values()}) > 1
+    note = f"Best epoch of each task, by its own loss on the validation rows, from 0: {', '.join(epochs)}."
+    return Table(["task", "metric", *models], rows, notes=[note] if differ else [])
 
 
 def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> str:

@@ -91,6 +91,7 @@ class MultiTaskModule(LightningModule):
         self.predictions: dict[tuple[str, str], dict[str, LabeledPredictions]] = {}
         self.other_models: Any = None  # a table's ``FittedModels``, beside the network after the training
         self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
+        self.loaded_epoch: int | None = None  # of the checkpoint that was loaded last
         self._named: set[str] = set()  # undefined values that a warning has named
         self._metrics: dict[str, float] = {}  # the latest values, in a run that is resumed
         self._latest: list[Batch] = []  # of the training step, if the weighting compares steps
@@ -268,6 +269,7 @@ class MultiTaskModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[self._data_key()] = checkpoint.get("data", {})
+        self.loaded_epoch = checkpoint.get("epoch")
         self.train_meter.load_states(checkpoint["epoch_sums"], self.trainer.global_rank, self.trainer.world_size)
         self._metrics, self.undefined = checkpoint.get("logged", {}), set(checkpoint.get("undefined", ()))
 

@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+from mtl.checkpoints.files import read
 from mtl.cli.sweep import SweepTable
 from mtl.config.compose import CONF
 from mtl.files.run_files import flatten, read_json
+from mtl.files.tables import Table
 from mtl.pipeline.run import SOFTWARE
 from mtl.pipeline.run import run as train
 from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
+from mtl.runs.test_rows import count_labels, labels_by_task
+from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.types import TaskSpec
 from tests.integration.helpers import compose_small, composed
 from tests.run_folders import write_run
 
@@ -252,3 +258,45 @@ def test_a_run_records_the_code_that_was_imported(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("mtl.runs.results.commit", lambda _: "later")
     train(compose_small(tmp_path, "data=synthetic_pairs", "gate=topk", "trainer.max_epochs=1", "~logger", "threads=1"))
     assert read_json(tmp_path / "results.json")["versions"]["commit"] == SOFTWARE["commit"] != "later"
+
+
+def test_labels_by_task_and_the_tested_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {
+        "a": LabeledPredictions(torch.tensor([0.2, 0.9, 0.9]), torch.tensor([0, 1, 1])),
+        "b": LabeledPredictions(torch.tensor([1.0]), torch.tensor([2.0])),
+    }
+    counts = count_labels([TaskSpec("a", "binary"), TaskSpec("b", "regression"), TaskSpec("c", "binary")], rows)
+    assert counts == {"test_labels": {"a": 3, "b": 1, "c": 0}, "test_positives": {"a": 2, "c": 0}}
+    record = with_numbers({"loss": 1.0, "a/auroc": 0.5, "b/mse": 1.0}) | {"main_metrics": {"a": "auroc", "b": "mse"}}
+    record |= {"data": {"rows": {"test": 5}, **counts}, "tested_epoch": 2, "epochs": 4, "best": 0.3, "monitor": "val/x"}
+    record |= {"best_epochs": {"a": {"epoch": 1, "val_loss": 0.1}, "b": {"epoch": 2, "val_loss": 0.2}}}
+    text = printed(record, tmp_path, capsys)
+    assert ["a", "3", "2", "2", "(66.7%)"] in [line.split() for line in text.splitlines()]
+    assert ["b", "1", "4"] in [line.split() for line in text.splitlines()]
+    assert ["c", "0", "5", "0"] in [line.split() for line in text.splitlines()]
+    assert "Tested: epoch 2 of 0 to 3, the best by val/x on the validation rows, 0.3000." in text
+    assert "by its own loss on the validation rows, from 0: a 1, b 2." in " ".join(text.split())
+    last = record | {"checkpoint": "x/last.ckpt", "tested_epoch": 3}
+    assert "Tested: epoch 3 of 0 to 3, the last weights." in printed(last, tmp_path, capsys)
+    by_task = {"rows": {"test": {"a": 3, "b": 9, "c": 1}}, **counts}  # tasks with rows of their own
+    table = labels_by_task(by_task)
+    assert isinstance(table, Table)
+    assert [row[2] for row in table.rows] == ["0", "8", "1"]
+
+
+def test_labels_of_many_tasks_are_a_sentence() -> None:
+    labels = {f"t{index}": index for index in range(65)}
+    data = {"rows": {"test": 70}, "test_labels": labels, "test_positives": {"t1": 0, "t64": 64}}
+    text = labels_by_task(data)
+    assert text == (
+        "In the test rows, by task: labels: median 32, from 0 to 64; positives: median 32, from 0 to 64; "
+        "1 of 2 binary tasks have no positive."
+    )
+
+
+def test_a_run_records_its_tested_epoch_and_positives(tmp_path: Path) -> None:
+    options = "data=synthetic_pairs", "gate=topk", "trainer.max_epochs=2", "~logger", "threads=1"
+    train(compose_small(tmp_path, *options))
+    record = read_json(tmp_path / "results.json")
+    epoch = read(tmp_path / "checkpoints" / "best.ckpt")["epoch"]
+    assert (record["tested_epoch"], record["data"]["test_positives"]) == (epoch, {})
