@@ -18,7 +18,7 @@ from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Loss, Objective
 from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positive, StrictModel, TaskName, Text, valid
-from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
+from mtl.types import MISSING_CLASS, OF_FEW_POSITIVES, TaskSpec, check_metrics
 
 from ..files.reading import quote
 from .cells import Cells, as_text, parse_numbers, texts_of
@@ -36,10 +36,8 @@ MAX_CLASSES_LISTED = 10  # classes in a message
 UNKNOWN_CLASS = -1  # of a label that the training rows do not have
 NO_LABEL = "no training row has a label for task"
 RARE_CLASS_FRACTION = 0.05  # a class with a smaller fraction of the labels is rare
-METRICS_OF_RARE_CLASSES = {  # the default metrics of a task with a rare class
-    "binary": ("auroc", "auprc", "logloss", "accuracy"),
-    "multiclass": ("accuracy", "macro_f1", "logloss"),
-}
+FEW_POSITIVES = 0.2  # share of positives below which accuracy says little of a binary task
+METRICS_OF_RARE_CLASSES = ("accuracy", "macro_f1", "logloss")  # the default metrics of a multiclass task with one
 METRICS_OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
 Cell = Text | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
@@ -215,8 +213,9 @@ class TargetOptions(LabelOptions):
         classes = list(earlier.classes) if earlier is not None else self._classes(count_of, location)
         counts = [count_of.get(name, 0.5) for name in classes]  # an earlier class without rows has half a label
         metrics, total = tuple(self.metrics), sum(counts)
-        if not metrics and min(counts) < RARE_CLASS_FRACTION * total:
-            metrics = METRICS_OF_RARE_CLASSES[self.kind]
+        is_binary, is_rare = self.kind == "binary", min(counts) < RARE_CLASS_FRACTION * total
+        if not metrics and (is_rare or (is_binary and counts[1] < FEW_POSITIVES * total)):
+            metrics = OF_FEW_POSITIVES if is_binary else METRICS_OF_RARE_CLASSES
         self._log_classes(classes, counts, metrics, level)
         if self.kind == "multiclass":
             weights: dict[str, Any] = {"class_weights": self._weights_of(classes, counts, location)}

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mtl.checks import join_names
 from mtl.files.formatting import number
+from mtl.predictions import class_names
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import Measurements
-from mtl.training.metrics import higher_is_better
+from mtl.training.metrics import higher_is_better, positives
+from mtl.types import TaskSpec
 
 MIN_RELATIVE_RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
 MIN_VALIDATIONS_SINCE_BEST = 3  # validations after the best epoch that tell a rise from noise
@@ -68,6 +72,18 @@ def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
         if skill is not None and skill < MIN_SKILL:
             tasks.append(task)
     return [f"No better than a constant prediction: {some(tasks)}."] if tasks else []
+
+
+def never_predicted(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPredictions]) -> list[str]:
+    """Return a sentence that names the classes that have labels in the test ``rows`` but are never predicted."""
+    unpredicted = []
+    for task in (task for task in tasks if task.kind in ("binary", "multiclass") and task.name in rows):
+        labelled, names = rows[task.name], class_names(task)
+        predicted = positives(labelled) if task.kind == "binary" else labelled.prediction
+        counts = labelled.label.bincount(minlength=len(names)) * (predicted.bincount(minlength=len(names)) == 0)
+        missed = [names[number] for number in counts.nonzero()[:, 0].tolist()]
+        unpredicted += [f"{task.name}: {join_names(missed)}"] if missed else []
+    return [f"Never predicted as the most probable class in the test rows: {some(unpredicted)}."] if unpredicted else []
 
 
 def skill_score(metric: str, value: float | None, constant: float | None) -> float | None:

@@ -15,7 +15,7 @@ from mtl.config.resume import places_of
 from mtl.files.run_files import PREDICTIONS, RESULTS
 from mtl.files.writing import write_json
 from mtl.loggers.base import MAX_LISTED_TASKS, run_loggers
-from mtl.pipeline.advice import advice
+from mtl.pipeline.advice import advice, never_predicted
 from mtl.pipeline.next_commands import next_commands
 from mtl.pipeline.run import SOFTWARE, Fitted
 from mtl.report.baseline_comparison import compare_with_baselines
@@ -62,6 +62,7 @@ def write(
     record["advice"] = [
         *compare_with_baselines(measured, record["main_metrics"], record.get("blend")),
         *advice(record, fitted.progress),
+        *never_predicted([*tasks], predictions.get(("test", in_use), {})),
     ]
     record["best_epochs"] = {
         task: {"epoch": int(losses["epoch"]), "val_loss": losses["val"]} for task, losses in fitted.progress.items()

@@ -52,6 +52,24 @@ def residuals(predictions: Sequence[Predictions]) -> list[Table]:
     return [Table(header, rows, "Prediction minus label: quantiles")] if rows else []
 
 
+def recalls(predictions: Sequence[Predictions]) -> list[Table]:
+    """Return for each multiclass task how many rows of its most frequent classes are predicted right."""
+    tables = []
+    for task, rows in predictions:
+        names = class_names(task)
+        labels = rows.label.bincount(minlength=len(names)) if task.kind == "multiclass" else torch.zeros(0)
+        often = labels.argsort(descending=True, stable=True)[:_MAX_CLASSES].tolist()
+        table = []
+        for number_of_class in often:
+            count, predicted = int(labels[number_of_class]), rows.prediction == number_of_class
+            right = int((predicted & (rows.label == number_of_class)).sum())
+            recall = number(right / count if count else None)
+            table.append([names[number_of_class], f"{count:,}", f"{int(predicted.sum()):,}", recall])
+        if table:
+            tables.append(Table(["class", "labels", "predicted", "recall"], table, f"{task.name}: recall by class"))
+    return tables
+
+
 def _quantiles(rows: LabeledPredictions) -> list[float]:
     return [float(q) for q in np.quantile((rows.prediction - rows.label).numpy(), _QUANTILES)]
 

@@ -20,6 +20,7 @@ from rich.text import Text
 from torch import nn
 
 from mtl import __version__, compat
+from mtl.checks import join_names
 from mtl.files.escaping import escape_control
 from mtl.files.formatting import number
 from mtl.files.run_files import RESULTS, read_json
@@ -29,12 +30,17 @@ from mtl.runs.test_rows import count_labels, describe_tested_epoch, labels_by_ta
 from mtl.training.bootstrap import MIN_ROWS
 from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
+from mtl.types import OF_FEW_POSITIVES, SHOWN_FIRST
 
 MOST_TASKS = 8  # of more tasks, only the means are printed or shown
 NUM_RANKED = 10  # best tasks, and worst ones
 QUARTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 MOST_ROWS = 20  # a table that would have more rows has the main metrics only
 USED = 0.01  # a task uses the experts with at least this mean weight
+OF_TOP = (
+    "recall@10%: the share of the positives among the 10 % of the rows with the highest predictions. lift@10%: how "
+    "many times more frequent positives are there than in all rows."
+)
 AVERAGES = ("average", "small_average")
 
 
@@ -175,8 +181,14 @@ def by_task(
         task: list(dict.fromkeys([main, *(metric for owner, metric in pairs if owner == task)]))
         for task, main in mains.items()
     }
+    same = {task: names for task, names in metrics.items() if _accuracy_of_constant(measured, task, names)}
+    metrics |= {task: [name for name in names if name != "accuracy"] for task, names in same.items()}
+    rare = {task: names for task, names in metrics.items() if {*names, "accuracy"} == {*OF_FEW_POSITIVES}}
+    metrics |= {task: list(dict.fromkeys([*SHOWN_FIRST, *names])) for task, names in rare.items()}
+    notes = [f"Not shown: the accuracy of {join_names(same)}, which is that of a constant prediction."] if same else []
+    notes += [OF_TOP] if rare else []
     if sum(map(len, metrics.values())) > MOST_ROWS:
-        metrics = {task: names[:1] for task, names in metrics.items()}
+        metrics, notes = {task: names[:1] for task, names in metrics.items()}, []
     rows = [
         ["" if index else task, metric, *(number(measured.value(task, metric, model=model)) for model in models)]
         for task, names in metrics.items()
@@ -185,7 +197,13 @@ def by_task(
     epochs = [f"{task} {best['epoch']:.0f}" for task, best in best_epochs.items()]
     differ = len({best["epoch"] for best in best_epochs.values()}) > 1
     note = f"Best epoch of each task, by its own loss on the validation rows, from 0: {', '.join(epochs)}."
-    return Table(["task", "metric", *models], rows, notes=[note] if differ else [])
+    return Table(["task", "metric", *models], rows, notes=[*notes, *[note] * differ])
+
+
+def _accuracy_of_constant(measured: Measurements, task: str, names: Sequence[str]) -> bool:
+    """Return whether the accuracy of the model in use, which is no main metric, equals that of a constant."""
+    values = [number(measured.value(task, "accuracy", model=model)) for model in (measured.in_use, "constant")]
+    return "accuracy" in names[1:] and values[0] == values[1] != number(None)
 
 
 def _extremes(measured: Measurements, mains: Mapping[str, str], metric: str) -> str:

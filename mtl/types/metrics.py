@@ -12,6 +12,8 @@ TaskKind = Literal["binary", "multiclass", "regression", "span"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
 RANKING = ("ndcg@K", "hit_rate@K", "mrr", "gauc")  # of binary tasks, rank the rows of each group; K as in ndcg@10
 TOP = ("precision@K%", "recall@K%", "lift@K%")  # of binary tasks, look at the K per cent with the highest predictions
+SHOWN_FIRST = ("auprc", "recall@10%", "lift@10%")  # of tasks with few positives
+OF_FEW_POSITIVES = ("auroc", *SHOWN_FIRST, "logloss", "accuracy")  # the default metrics of these tasks in a table
 OF_PROBABILITIES = ("ece", "logloss", "normalized_entropy", "calibration_ratio", "base_rate")
 METRICS: dict[TaskKind, tuple[str, ...]] = {  # metrics that a task may name; mtl.training.metrics computes them
     "binary": ("auroc", "auprc", "accuracy", "f1", "matthews", *OF_PROBABILITIES, *TOP, *RANKING),

@@ -25,7 +25,7 @@ from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.predictions import class_names
 from mtl.report.baseline_comparison import improvement
 from mtl.report.curves import curves_by_epoch
-from mtl.report.errors import Predictions, pictures_of_errors, residuals
+from mtl.report.errors import Predictions, pictures_of_errors, recalls, residuals
 from mtl.report.page import Page, Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
@@ -102,8 +102,8 @@ def write_run_page(
     losses = [picture(figure, f"{name} by epoch") for name, figure in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
     predictions = [(task, rows) for task, rows in predictions if task.name in shown_tasks]
-    wrong = pictures_of_errors(predictions)
-    sections.append(Section("Where it is wrong", tables=residuals(predictions), figures=wrong))
+    wrong, by_class = pictures_of_errors(predictions), recalls(predictions)
+    sections.append(Section("Where it is wrong", tables=[*by_class, *residuals(predictions)], figures=wrong))
     if results.slices:
         by_slice = slices.table_of(slices.read(results.slices), results.main_metrics)
         sections.append(Section("For whom it is worse", tables=[by_slice]))

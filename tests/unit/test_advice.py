@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mtl.checkpoints.files import read
 from mtl.cli.report import main as report
 from mtl.cli.use import predict
 from mtl.pipeline import finish
-from mtl.pipeline.advice import advice, skill_score
+from mtl.pipeline.advice import advice, never_predicted, skill_score
 from mtl.pipeline.run import run
 from mtl.report.baseline_comparison import compare_with_baselines
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import Measurements
+from mtl.types import TaskSpec
 from tests.integration.helpers import compose_small
 from tests.unit.test_fit import SMALL, visits
 
@@ -103,3 +106,18 @@ def test_printed_commands_work_as_they_are(
     assert "* Advice." in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
     assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]
+
+
+def test_classes_that_are_never_predicted_are_named() -> None:
+    tasks = [
+        TaskSpec("buy", "binary", classes=("no", "yes")),
+        TaskSpec("kind", "multiclass", 4),
+        TaskSpec("x", "binary"),
+    ]
+    rows = {
+        "buy": LabeledPredictions(torch.tensor([0.1, 0.4]), torch.tensor([0, 1])),
+        "kind": LabeledPredictions(torch.tensor([0, 0, 2]), torch.tensor([0, 1, 3])),
+    }
+    [sentence] = never_predicted(tasks, rows)
+    assert sentence.endswith('in the test rows: buy: yes; kind: "1", "3".')
+    assert not never_predicted(tasks, {"buy": LabeledPredictions(torch.tensor([0.1, 0.6]), torch.tensor([0, 1]))})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtl.report.errors import pictures_of_errors, residuals
+from mtl.report.errors import pictures_of_errors, recalls, residuals
 from mtl.training.evaluation import Evaluation
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import MISSING_CLASS, TaskSpec
@@ -57,3 +57,11 @@ def test_a_confusion_matrix_sums_the_rarer_classes(monkeypatch: pytest.MonkeyPat
     [axes] = [axes for axes in seen[0].axes if axes.get_ylabel() == "label"]
     assert [each.get_text() for each in axes.get_xticklabels()] == [*map(str, range(11, 30)), "11 others"]
     assert sum(int(text.get_text()) for text in axes.texts) == len(label)
+
+
+def test_recalls_by_class_are_those_of_the_confusion_matrix() -> None:
+    task = TaskSpec("kind", "multiclass", num_classes=3, classes=("a", "b", "c"))
+    label, best = torch.tensor([0, 0, 0, 1, 1, MISSING_CLASS]), torch.tensor([0, 0, 1, 0, 1, 2])
+    number = predicted(TaskSpec("size", "regression"), torch.zeros(1), torch.zeros(1).double())
+    [table] = recalls([predicted(task, torch.eye(3)[best], label), number])
+    assert table.rows == [["a", "3", "3", "0.6667"], ["b", "2", "2", "0.5000"], ["c", "0", "0", "-"]]

@@ -26,7 +26,7 @@ from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
 from mtl.runs.test_rows import count_labels, labels_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
-from mtl.types import TaskSpec
+from mtl.types import OF_FEW_POSITIVES, TaskSpec
 from tests.integration.helpers import compose_small, composed
 from tests.run_folders import write_run
 
@@ -84,17 +84,32 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
 
 
 def test_other_models_stand_beside_the_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    test = {"loss": 1.0, "a/loss": 1.0, "a/auroc": 0.9, "a/accuracy": 0.9558, "a/ndcg@10": None}
+    test = {"loss": 1.0, "a/loss": 1.0, "a/auroc": 0.9, "a/accuracy": 0.9568, "a/ndcg@10": None}
     models = {"constant": {"a/auroc": 0.5, "a/accuracy": 0.9558}, "lightgbm": {"a/auroc": 0.91, "a/accuracy": 0.96}}
     record = with_numbers(test, **models) | {"main_metrics": {"a": "auroc"}}
     rows = [line.split() for line in printed(record, tmp_path, capsys).splitlines()]
     assert ["task", "metric", "network", "constant", "lightgbm"] in rows
     assert ["a", "auroc", "0.9000", "0.5000", "0.9100"] in rows
-    assert ["accuracy", "0.9558", "0.9558", "0.9600"] in rows
+    assert ["accuracy", "0.9568", "0.9558", "0.9600"] in rows
     assert ["ndcg@10", "-", "-", "-"] in rows
     several = {f"{task}/{name}": 0.5 for task in "abcdefgh" for name in ("auroc", "accuracy", "f1")}
     record = with_numbers({"loss": 1.0, **several}) | {"main_metrics": dict.fromkeys("abcdefgh", "auroc")}
     assert "accuracy" not in printed(record, tmp_path, capsys)  # main metrics alone fit on a screen
+
+
+def test_few_positives_show_first_what_is_not_the_constant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = {f"a/{name}": 0.5 for name in OF_FEW_POSITIVES} | {"loss": 1.0, "a/accuracy": 0.97}
+    record = with_numbers(test, constant={"a/auroc": 0.5, "a/accuracy": 0.97}) | {"main_metrics": {"a": "auroc"}}
+    text = printed(record, tmp_path, capsys)
+    rows = [line.split()[-3] for line in text.splitlines() if line.endswith(("0.5000", "0.9700", "-"))]
+    assert rows == ["auprc", "recall@10%", "lift@10%", "auroc", "logloss"]
+    assert "Not shown: the accuracy of a, which is that of a constant prediction." in text
+    test["a/accuracy"] = 0.98
+    assert "accuracy" in printed(
+        with_numbers(test, constant={"a/accuracy": 0.97}) | {"main_metrics": {"a": "auroc"}}, tmp_path, capsys
+    )
+    main = with_numbers({"a/accuracy": 0.97}, constant={"a/accuracy": 0.97}) | {"main_metrics": {"a": "accuracy"}}
+    assert "0.9700     0.9700" in printed(main, tmp_path, capsys)
 
 
 def test_simulated_groups_stand_beside_the_experts_that_tasks_share(

@@ -18,6 +18,7 @@ from mtl.data_modules.tables.statistics import outlier_bounds
 from mtl.data_modules.tables.suggested_options import suggest_column_options
 
 from mtl.checks import InputError
+from mtl.types import OF_FEW_POSITIVES
 from tests.loaded import loaded
 from tests.messy import TASKS, messy
 
@@ -240,8 +241,11 @@ def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
 def test_default_metrics_fit_the_kind_and_rare_classes(table: tuple[Any, list[str]], tmp_path: Path) -> None:
     data, lines = table
     [usual, rare, classes, number] = [task.metrics for task in data.spec.tasks]
-    assert (usual, rare, classes) == ((), ("auroc", "auprc", "logloss", "accuracy"), ())
+    assert (usual, rare, classes) == ((), OF_FEW_POSITIVES, ())
     assert number == ("mse", "mae", "r2")
+    few = pl.Series("y", ["yes" if row % 6 == 0 else "no" for row in range(ROWS)])
+    [task] = learnt({"x": [i + 0.5 for i in range(ROWS)]}, tmp_path, label=few, tasks={"y": "binary"}).spec.tasks
+    assert task.metrics == OF_FEW_POSITIVES
     label = pl.Series("y", [*["a", "b"] * (ROWS // 2 - 2), *["c"] * 4])
     [task] = learnt({"x": [i + 0.5 for i in range(ROWS)]}, tmp_path, label=label, tasks={"y": "multiclass"}).spec.tasks
     assert task.metrics == ("accuracy", "macro_f1", "logloss")
