@@ -21,6 +21,7 @@ from mtl.options import (
     matching,
 )
 from mtl.table_models import Choice
+from mtl.training.thresholds import Rule
 
 RunName = Annotated[
     str,
@@ -60,6 +61,7 @@ TOP: dict[str, Any] = {
     "report": bool,
     "predictions": bool,
     "calibrate": bool,
+    "threshold": Rule | None,
     "task_batches": bool,
     "blend": Choice,
     "time_limit": Positive | None,

@@ -22,8 +22,9 @@ from mtl.report.baseline_comparison import compare_with_baselines
 from mtl.report.page import PAGE
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
-from mtl.runs.predictions_file import write_predictions
+from mtl.runs.predictions_file import read_predictions, write_predictions
 from mtl.training.measurements import BLEND, NETWORK, Measurements
+from mtl.training.thresholds import decisions
 from mtl.use import slices
 from mtl.use.card import write_card
 from mtl.use.run_page import write_run_page
@@ -67,6 +68,12 @@ def write(
     record["best_epochs"] = {
         task: {"epoch": int(losses["epoch"]), "val_loss": losses["val"]} for task, losses in fitted.progress.items()
     }
+    if cfg.get("threshold"):
+        specs = {task.name: task for task in (tasks if others is None else others.tasks.values())}
+        validation = predictions.get(("val", in_use))
+        if validation is None:  # of mtl evaluate, whose checkpoint is in the folder of the training
+            validation = read_predictions(Path(str(fitted.checkpoint)).parent.parent, "val", in_use)[1]
+        record["thresholds"] = decisions(specs, validation, predictions["test", in_use], cfg.threshold)
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
         labelled = predictions["test", in_use]

@@ -35,6 +35,7 @@ from mtl.pipeline.peers import lost_peers_reported
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
 from mtl.runs.commands import run_command
+from mtl.runs.predictions_file import read_predictions
 from mtl.runs.signals import Stopped
 from mtl.training.measurements import Measurements
 
@@ -131,6 +132,8 @@ def read_start(cfg: DictConfig, caller: Caller, checkpoint: Checkpoint | None) -
         with open_dict(cfg):
             cfg.data.tasks = escape_interpolation(source.config(cfg.get("trust") or ())["data"].get("tasks") or {})
     build.check_options(cfg)
+    if checkpoint is not None and cfg.evaluate and cfg.get("threshold"):
+        read_predictions(checkpoint.path.parent.parent, "val")  # before the test, since it may have none
     return Start(checkpoint, source, read_teacher(cfg))
 
 

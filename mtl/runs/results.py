@@ -26,7 +26,7 @@ from mtl.files.formatting import number
 from mtl.files.run_files import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
-from mtl.runs.test_rows import count_labels, describe_tested_epoch, labels_by_task
+from mtl.runs.test_rows import count_labels, decisions_by_task, describe_tested_epoch, labels_by_task
 from mtl.training.bootstrap import MIN_ROWS
 from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
@@ -125,8 +125,13 @@ def print_results(
     console.print(table, *(table.notes if isinstance(table, Table) else ()), sep="\n")
     for ranking in rankings(measured, record["main_metrics"], record.get("data", {}).get("test_labels", {})):
         console.print("", ranking, *ranking.notes, sep="\n")
-    for part in (labels_by_task(record.get("data", {})), describe_tested_epoch(record)):
-        console.print(*([part] if part else []), end="\n" * bool(part))
+    decided = decisions_by_task(record.get("thresholds", {}))
+    for part in (labels_by_task(record.get("data", {})), describe_tested_epoch(record), decided):
+        if isinstance(part, Table):
+            part = part.narrowed(console.width)
+            console.print(part, *part.notes, sep="\n")
+        elif part:
+            console.print(part)
     shares, groups = _expert_shares(measured), record.get("task_groups", {})
     if shares and len(set(groups.values())) > 1:
         console.print(_sharing(shares, groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,15 +25,17 @@ from mtl.networks.packing import Packing
 from mtl.nn.functional import has_float64
 from mtl.options import Count, FilePath, LargeCount, OpenFraction, Positive, RunSeed, valid, validated
 from mtl.report.runs import read_results
+from mtl.runs.predictions_file import read_predictions
 from mtl.table_models.blend import Blend, in_words
 from mtl.table_models.fitted import FittedModels
 from mtl.training.evaluation import predict_batches
 from mtl.training.measurements import BLEND, NETWORK, Measurements, is_routing
+from mtl.training.thresholds import Rule, decisions
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.drift import THRESHOLD, drift
 from mtl.use.effects import cell_effects
 from mtl.use.frames import like, to_pandas, to_polars
-from mtl.use.permutation_importance import evaluated, importance
+from mtl.use.permutation_importance import evaluation_of, importance
 
 PlotKind = Literal["losses", "reliability", "experts", "importance"]
 UNNAMED_TABLE = "the table"  # name in messages for rows that do not come from a file
@@ -215,14 +218,35 @@ class TrainedModel:
         return like(rows, pl.concat(parts).sort("row", maintain_order=True))
 
     @validated
-    def evaluate(self, rows: Any, batch_size: LargeCount = 4096, where: str = UNNAMED_TABLE) -> dict[str, float]:
+    def evaluate(
+        self,
+        rows: Any,
+        batch_size: LargeCount = 4096,
+        where: str = UNNAMED_TABLE,
+        threshold: Rule | None = None,
+    ) -> dict[str, float]:
         """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
 
-        ``rows``: as in ``predict``, with a column for each task. Raises InputError.
+        ``rows``: as in ``predict``, with a column for each task. ``threshold``: "f1" or costs, such as
+        ``{"fp": 1, "fn": 10}``. The validation rows of the run, whose folder must have its predictions, then choose
+        the threshold of each binary task with the highest F1 or the least cost: TASK/threshold, and the measurements
+        of these decisions, TASK/precision_at_threshold and so on, see
+        ``mtl.training.thresholds.measure_decisions``. Raises InputError.
         """
         if self.labelled is None:
             raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
-        return evaluated(self, self.labelled(to_polars(rows), where), batch_size)
+        evaluation = evaluation_of(self, [self.labelled(to_polars(rows), where)], self.spec.tasks, batch_size)
+        measured = evaluation.compute()
+        if threshold is not None:
+            require(self.folder is not None, "threshold: this network was not read from the folder of a run")
+            assert self.folder is not None
+            specs = {task.name: task for task in self.spec.tasks}
+            validation = read_predictions(self.folder, "val", self.model_name)[1]
+            for task, values in decisions(specs, validation, evaluation.gathered(), threshold).items():
+                for name, value in values.items():
+                    key = f"{task}/{name}" if name == "threshold" else f"{task}/{name}_at_threshold"
+                    measured[key] = math.nan if value is None else value
+        return measured
 
     @validated
     def importance(

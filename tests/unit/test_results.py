@@ -26,6 +26,7 @@ from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
 from mtl.runs.test_rows import count_labels, labels_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.thresholds import measure_decisions
 from mtl.types import OF_FEW_POSITIVES, TaskSpec
 from tests.integration.helpers import compose_small, composed
 from tests.run_folders import write_run
@@ -315,3 +316,12 @@ def test_a_run_records_its_tested_epoch_and_positives(tmp_path: Path) -> None:
     record = read_json(tmp_path / "results.json")
     epoch = read(tmp_path / "checkpoints" / "best.ckpt")["epoch"]
     assert (record["tested_epoch"], record["data"]["test_positives"]) == (epoch, {})
+
+
+def test_decisions_by_a_threshold_fit_on_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = LabeledPredictions(torch.tensor([0.2, 0.9, 0.9]), torch.tensor([0, 1, 0]))
+    measured = measure_decisions(rows, 0.5, {"fp": 2.0})
+    text = printed(with_numbers({"loss": 1.0}) | {"thresholds": {"a_long_task_name": measured}}, tmp_path, capsys)
+    row = ["a_long_task_name", "0.5000", "0.6667", "0.5000", "1.0000", "0.6667", "0.6667"]
+    assert row in [line.split() for line in text.splitlines()]
+    assert "Not shown here: accuracy." in text
