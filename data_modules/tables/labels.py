@@ -18,7 +18,8 @@ from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Loss, Objective
 from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positive, StrictModel, TaskName, Text, valid
-from mtl.types import MISSING_CLASS, OF_FEW_POSITIVES, TaskSpec, check_metrics
+from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
+from mtl.types.metrics import OF_FEW_POSITIVES
 
 from ..files.reading import quote
 from .cells import Cells, as_text, parse_numbers, texts_of

@@ -199,7 +199,9 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("other", metavar="RUN_B", help="another run, whose network is B")
     rows = "a table with the columns and labels of both; default: what both runs have predicted for their test rows"
     add_table(parser, rows, nargs="?")
-    least = "difference of the metric that would matter, in its unit; default any"
+    least = (
+        "difference that would matter, such as 0.01: of an AUROC or accuracy 0.01, of an error 1 %% of A's; default any"
+    )
     parser.add_argument("--margin", type=float, help=least)
     parser.add_argument(
         "--by", metavar="COLUMN", help="also compare the rows of each value of this column of the table"

@@ -30,7 +30,7 @@ from mtl.runs.test_rows import count_labels, decisions_by_task, describe_tested_
 from mtl.training.bootstrap import MIN_ROWS
 from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
-from mtl.types import OF_FEW_POSITIVES, SHOWN_FIRST
+from mtl.types.metrics import OF_FEW_POSITIVES, SHOWN_FIRST
 
 MOST_TASKS = 8  # of more tasks, only the means are printed or shown
 NUM_RANKED = 10  # best tasks, and worst ones

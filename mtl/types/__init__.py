@@ -5,17 +5,7 @@ Shape letters used throughout: B batch, T tasks, E experts, K selections, D feat
 
 from mtl.types.batch import Batch
 from mtl.types.inputs import ROW, Bag, Categorical, Image, InputSpec, Numeric, RowEncoder, Tokens
-from mtl.types.metrics import (
-    KINDS,
-    METRICS,
-    OF_FEW_POSITIVES,
-    RANKING,
-    SHOWN_FIRST,
-    TOP,
-    TaskKind,
-    check_metrics,
-    metric_family,
-)
+from mtl.types.metrics import KINDS, METRICS, RANKING, TOP, TaskKind, check_metrics, metric_family
 from mtl.types.outputs import Exportable, NetworkOutput, OwnsTaskParameters, Prunable, Routing, sum_losses
 from mtl.types.task_tensors import TaskTensors
 from mtl.types.tasks import MISSING_CLASS, DataSpec, Scorer, TaskSpec, has_label, standardize
@@ -24,10 +14,8 @@ __all__ = [
     "KINDS",
     "METRICS",
     "MISSING_CLASS",
-    "OF_FEW_POSITIVES",
     "RANKING",
     "ROW",
-    "SHOWN_FIRST",
     "TOP",
     "Bag",
     "Batch",

@@ -38,7 +38,8 @@ Resamples = Annotated[int, Field(ge=100)]
 MAX_RESAMPLE_ROWS = 20_000  # rows of a resample
 MIN_SLICE_ROWS = 50  # labelled rows of a slice
 KINDS = {"task": pl.String, "by": pl.String, "rows": pl.Int64, "metric": pl.String}
-KINDS |= {**dict.fromkeys(("a", "b", "difference", "low", "high", "p"), pl.Float64), "b_is": pl.String}
+KINDS |= dict.fromkeys(("value_a", "value_b", "difference", "low", "high", "p"), pl.Float64)
+KINDS["verdict_on_b"] = pl.String
 
 
 @validated
@@ -54,10 +55,10 @@ def compare(
 ) -> Any:
     """Return by how much one model is better than another on the same labelled rows, for each task of both.
 
-    The columns are task, by, rows (with a label), metric (the main one of ``model_a``), a and b (its values),
-    difference (b - a, in the unit of the metric) with its 95 % interval from low to high, p, and b_is: as good (the
-    interval lies within +-``margin``, or all predictions are equal), better, worse or undecided. What is undefined, as
-    for a task without a label, is null.
+    The columns are task, by, rows (with a label), metric (the main one of ``model_a``), value_a and value_b (its
+    values), difference (B - A, in the unit of the metric) with its 95 % interval from low to high, p, and verdict_on_b:
+    as good (the interval lies within +-``margin`` times the ``scale_of`` the metric, or all predictions are equal),
+    better, worse or undecided. What is undefined, as for a task without a label, is null.
 
     The standard error is that of ``resamples`` bootstrap resamples of the rows, or of whole groups where the metric
     ranks the rows of groups; the interval is normal (Efron and Tibshirani 1993, chapter 13), with Student's quantiles.
@@ -146,7 +147,9 @@ def _comparison(
     table = []
     for task, value, (row, difference) in [*of_tasks, *slices]:
         p = next(corrected) if value is not None and difference.p is not None else difference.p
-        table.append({"task": task.name, "by": value, **row, "p": p, "b_is": _outcome(row, difference, p, margin)})
+        table.append(
+            {"task": task.name, "by": value, **row, "p": p, "verdict_on_b": _outcome(row, difference, p, margin)}
+        )
     return pl.DataFrame(table, KINDS)
 
 
@@ -199,16 +202,22 @@ def _compared(
     error, df = standard_error(change, pair, metric, resamples, MAX_RESAMPLE_ROWS, seed) if is_defined else (None, 0)
     difference = Difference(b - a, error, count, count, df)
     low, high = difference.interval or (None, None)
-    row = {"rows": count, "metric": metric, "a": a, "b": b, "difference": b - a, "low": low, "high": high}
+    row = {"rows": count, "metric": metric, "value_a": a, "value_b": b, "difference": b - a, "low": low, "high": high}
     row = {name: None if value != value else value for name, value in row.items()}  # NaN is undefined
     return row, difference.scaled(sign)
+
+
+def scale_of(metric: str, value: float) -> float:
+    """Return what margins are parts of: 1 for metrics with the best value 1, such as AUROC, else the ``value`` of A."""
+    has_best = bool(higher_is_better(metric)) and metric_family(metric) != "lift@K%"
+    return 1.0 if has_best else abs(value)
 
 
 def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margin: float | None) -> str | None:
     """Return what the difference tells of the second network; None if the metric is undefined."""
     if row["difference"] is None:
         return None
-    ends = difference.interval
+    ends, margin = difference.interval, margin and margin * scale_of(row["metric"], row["value_a"])
     if ends == (0.0, 0.0) or (ends and margin and -margin < ends[0] and ends[1] < margin):
         return str(Verdict.SAME)  # also a difference that is significant, but too small to matter
     verdict = difference.verdict(p)
@@ -233,16 +242,18 @@ def in_words(table: pl.DataFrame, margin: float | None) -> list[str]:
     """Return a sentence for each task, and one on the values of the column."""
     lines = []
     for row in table.filter(pl.col("by").is_null()).iter_rows(named=True):
-        if row["b_is"] is None:
+        if row["verdict_on_b"] is None:
             lines.append(f"{row['task']}: {row['metric']} is undefined on its {row['rows']:,} rows with a label")
             continue
         interval = "" if row["low"] is None else f" [{number(row['low'], 3)}, {number(row['high'], 3)}]"
         change = f"{row['metric']} {number(row['difference'], 3, '+')}{interval}, {row['rows']:,} rows"
-        same = f"there is no difference that would matter, {margin:g}" if margin else "there is no difference"
+        same = "there is no difference"
+        if margin:
+            same += f" that would matter, {number(margin * scale_of(row['metric'], row['value_a']), 2)}"
         verdicts = {"better": "B is better", "worse": "B is worse", "as good": same}
-        lines.append(f"{row['task']}: {verdicts.get(row['b_is'], 'undecided')} ({change})")
+        lines.append(f"{row['task']}: {verdicts.get(row['verdict_on_b'], 'undecided')} ({change})")
     for (task,), part in table.filter(pl.col("by").is_not_null()).group_by("task", maintain_order=True):
-        values = {verdict: part.filter(b_is=verdict)["by"] for verdict in ("better", "worse")}
+        values = {verdict: part.filter(verdict_on_b=verdict)["by"] for verdict in ("better", "worse")}
         sentences = [f"{verdict} for {join_names(names)}" for verdict, names in values.items() if len(names)]
         lines.append(f"{task}: of {len(part)} values, B is {' and '.join(sentences) or 'better or worse for none'}")
     return [f"{line}." for line in lines]

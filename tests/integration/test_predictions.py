@@ -85,7 +85,7 @@ def test_tasks_with_rows_of_their_own(tmp_path: Path, tiny_data: Path) -> None:
     words = ["data=four_mnists", "network=routed_mnists", "gate=softmax", f"paths.data_dir={tiny_data}"]
     run(compose_small(tmp_path, *words, "data.rows=[60,20,21]", "data.eval_batch_size=8", "trainer.max_epochs=1"))
     check_metrics(tmp_path, ["network", "constant"])
-    assert compare_runs(tmp_path, tmp_path, resamples=100)["b_is"].to_list() == ["as good"] * 4
+    assert compare_runs(tmp_path, tmp_path, resamples=100)["verdict_on_b"].to_list() == ["as good"] * 4
     table = pl.read_parquet(tmp_path / PREDICTIONS).filter(split="test", model="network")
     for _, part in table.group_by("task"):
         assert part["row_id"].to_list() == list(range(len(part)))

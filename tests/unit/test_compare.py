@@ -18,12 +18,12 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.use import compare as command
 from mtl.files.run_files import PREDICTIONS
-from mtl.report.statistics import holm
+from mtl.report.statistics import Difference, holm
 from mtl.runs.predictions_file import write_predictions
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.metrics import value_of
 from mtl.types import TaskSpec
-from mtl.use.compare import KINDS, _compared, compare_runs, in_words, of_many_tasks
+from mtl.use.compare import KINDS, _compared, _outcome, compare_runs, in_words, of_many_tasks
 from tests.unit.test_fit import QUICK, visits
 
 TASKS: dict[str, Any] = {
@@ -54,9 +54,9 @@ def test_interval_is_that_of_numpy(model: Any, worse: Any) -> None:
         np.abs(each.predict(rows)["minutes_prediction"].to_numpy() - rows["minutes"].to_numpy())[known]
         for each in (model, worse)
     ]
-    assert (found["rows"], found["metric"], found["b_is"]) == (known.sum(), "mae", "worse")
-    assert [found["a"], found["b"]] == pytest.approx([each.mean() for each in errors])
-    assert found["difference"] == pytest.approx(found["b"] - found["a"])
+    assert (found["rows"], found["metric"], found["verdict_on_b"]) == (known.sum(), "mae", "worse")
+    assert [found["value_a"], found["value_b"]] == pytest.approx([each.mean() for each in errors])
+    assert found["difference"] == pytest.approx(found["value_b"] - found["value_a"])
     draw = np.random.default_rng(7)
     change = errors[1] - errors[0]
     means = [change[draw.integers(0, len(change), len(change))].mean() for _ in range(4000)]
@@ -68,20 +68,20 @@ def test_equal_networks_do_not_differ(model: Any) -> None:
     for margin in (None, 0.01):
         found = mtl.compare(model, model, visits(100, seed=3), margin=margin, resamples=100)
         assert found["difference"].to_list() == [0.0, 0.0, 0.0]
-        assert found["b_is"].unique().to_list() == ["as good"]
+        assert found["verdict_on_b"].unique().to_list() == ["as good"]
         assert "clicked: there is no difference" in in_words(found, margin)[0]
 
 
 def test_better_network_is_found_in_either_order(model: Any, worse: Any) -> None:
     rows = visits(400, seed=3).filter(pl.col("minutes").is_null() | (pl.col("minutes") > 0))
     first, second = (mtl.compare(*pair, rows, resamples=200) for pair in ((worse, model), (model, worse)))
-    assert first.filter(task="clicked")["b_is"][0] == "better"
-    assert second.filter(task="clicked")["b_is"][0] == "worse"
+    assert first.filter(task="clicked")["verdict_on_b"][0] == "better"
+    assert second.filter(task="clicked")["verdict_on_b"][0] == "worse"
     assert [each.filter(task="minutes")["metric"][0] for each in (first, second)] == ["mse", "mae"]
     one, other = (each.filter(pl.col("task") != "minutes")["difference"].to_list() for each in (first, second))
     assert one == pytest.approx([-value for value in other])
-    wide = mtl.compare(worse, model, rows, resamples=200, margin=10.0)
-    assert wide["b_is"].unique().to_list() == ["as good"]
+    wide = mtl.compare(worse, model, rows, resamples=200, margin=100.0)
+    assert wide["verdict_on_b"].unique().to_list() == ["as good"]
     assert mtl.compare(worse, model, rows, resamples=200).equals(first)
     assert isinstance(
         mtl.compare(worse, model, pd.DataFrame(rows.to_dict(as_series=False)), resamples=100), pd.DataFrame
@@ -140,7 +140,7 @@ def test_slices_are_corrected_together(model: Any, worse: Any) -> None:
     slices = found.filter(pl.col("by").is_not_null())
     assert slices["by"].unique().sort().to_list() == ["Lyon", "Oslo", "Rome"]
     oslo = slices.row(by_predicate=(pl.col("by") == "Oslo") & (pl.col("task") == "clicked"), named=True)
-    assert [oslo[name] for name in ("a", "difference", "low", "p", "b_is")] == [None] * 5
+    assert [oslo[name] for name in ("value_a", "difference", "low", "p", "verdict_on_b")] == [None] * 5
     assert oslo["rows"] > 50
     known = slices.filter(pl.col("p").is_not_null())
     errors = (known["high"] - known["low"]) / 2 / norm.isf(0.025)
@@ -157,8 +157,8 @@ def test_slices_are_corrected_together(model: Any, worse: Any) -> None:
 def test_task_without_labels_is_undefined(model: Any, worse: Any) -> None:
     rows = visits(100, seed=3).with_columns(clicked=pl.lit(None, dtype=pl.Int64), minutes=pl.lit(30.0))
     found = mtl.compare(model, worse, rows, resamples=100).row(0, named=True)
-    assert (found["task"], found["rows"], found["b_is"]) == ("clicked", 0, None)
-    assert [found[name] for name in ("a", "b", "difference", "low", "high", "p")] == [None] * 6
+    assert (found["task"], found["rows"], found["verdict_on_b"]) == ("clicked", 0, None)
+    assert [found[name] for name in ("value_a", "value_b", "difference", "low", "high", "p")] == [None] * 6
 
 
 def test_networks_that_do_not_fit_are_one_message(model: Any) -> None:
@@ -187,7 +187,9 @@ def test_later_task_of_a_chain_is_compared_alone(model: Any) -> None:
     found = mtl.compare(chain, alone, rows, resamples=100)
     assert found["task"].to_list() == ["bought"]
     metric = found["metric"][0]
-    assert [found["a"][0], found["b"][0]] == [each.evaluate(rows)[f"bought/{metric}"] for each in (chain, alone)]
+    assert [found["value_a"][0], found["value_b"][0]] == [
+        each.evaluate(rows)[f"bought/{metric}"] for each in (chain, alone)
+    ]
 
 
 def test_command_shows_and_writes(model: Any, worse: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +253,7 @@ def test_stored_rows_and_classes_are_those_of_both(tmp_path: Path) -> None:
         compare_runs(*folders)
     agreed = LabeledPredictions(of_b.prediction, torch.tensor([2, 1, 2]), row_id=of_b.row_id)
     found = compare_runs(folders[0], stored(tmp_path / "agreed", b, agreed)).row(0, named=True)
-    assert [found[name] for name in ("rows", "metric", "a", "b")] == [2, "accuracy", 1.0, 0.5]
+    assert [found[name] for name in ("rows", "metric", "value_a", "value_b")] == [2, "accuracy", 1.0, 0.5]
 
 
 def test_a_metric_needs_what_both_runs_have_stored(tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ def test_a_metric_needs_what_both_runs_have_stored(tmp_path: Path) -> None:
     task = TaskSpec("plan", "multiclass", 3, metrics=("auroc",))
     a = stored(tmp_path / "a", task, LabeledPredictions(label, label, scores=torch.eye(3), row_id=label))
     b = stored(tmp_path / "b", task, LabeledPredictions(label, label, row_id=label))
-    assert compare_runs(a, a)["a"].to_list() == [1.0]
+    assert compare_runs(a, a)["value_a"].to_list() == [1.0]
     with pytest.raises(InputError, match=r"task 'plan': .*/b has no scores to compute auroc; give a FILE"):
         compare_runs(a, b)
 
@@ -270,13 +272,13 @@ def test_stored_quantiles_that_differ_are_compared_by_the_middle_one(tmp_path: P
         task = TaskSpec("minutes", "regression", loss="quantile", quantiles=quantiles)
         rows = LabeledPredictions(value, value - 1, pinball=value, covered=value > 0, row_id=torch.arange(3))
         folders.append(stored(tmp_path / name, task, rows))
-    assert compare_runs(*folders).select("metric", "a").row(0) == ("mae", 1.0)
-    assert compare_runs(folders[0], folders[0]).select("metric", "a").row(0) == ("pinball", pytest.approx(7 / 3))
+    assert compare_runs(*folders).select("metric", "value_a").row(0) == ("mae", 1.0)
+    assert compare_runs(folders[0], folders[0]).select("metric", "value_a").row(0) == ("pinball", pytest.approx(7 / 3))
 
 
 def test_many_tasks_are_the_units_of_the_comparison() -> None:
     rows = [
-        {"task": f"t{n}", "rows": 40 + n, "metric": "mse", "difference": -0.1 - n / 1e4, "b_is": "better"}
+        {"task": f"t{n}", "rows": 40 + n, "metric": "mse", "difference": -0.1 - n / 1e4, "verdict_on_b": "better"}
         for n in range(70)
     ]
     table = pl.DataFrame([*rows, {"task": "u", "rows": 3, "metric": "mse"}], KINDS)
@@ -286,3 +288,20 @@ def test_many_tasks_are_the_units_of_the_comparison() -> None:
     assert [row[:2] for row in shown.rows] == [["all", "70 of 71"], ["below 50", "10 of 11"], ["50 to 199", "60 of 60"]]
     assert shown.rows[0][2].startswith("+0.1035 [")
     assert shown.rows[0][-1] == "100%"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "change", "same"),
+    [
+        ("auroc", 0.8, -0.015, True),
+        ("auroc", 0.8, -0.025, False),
+        ("mse", 900.0, 15.0, True),
+        ("mse", 900.0, 20.0, False),
+    ],
+)
+def test_a_margin_is_relative_to_the_scale_of_the_metric(metric: str, value: float, change: float, same: bool) -> None:
+    row = {"metric": metric, "value_a": value, "difference": change, "task": "t", "by": None, "rows": 9}
+    verdict = _outcome(row, Difference(-abs(change), abs(change) / 1000, 100, 100, 99), 0.0, 0.02)
+    assert verdict == ("as good" if same else "worse")
+    [line] = in_words(pl.DataFrame([row | {"low": None, "high": None, "verdict_on_b": "as good"}]), 0.02)
+    assert f"no difference that would matter, {'0.02' if metric == 'auroc' else '18'} (" in line

@@ -27,7 +27,8 @@ from mtl.runs.results import commit, print_results
 from mtl.runs.test_rows import count_labels, labels_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.thresholds import measure_decisions
-from mtl.types import OF_FEW_POSITIVES, TaskSpec
+from mtl.types import TaskSpec
+from mtl.types.metrics import OF_FEW_POSITIVES
 from tests.integration.helpers import compose_small, composed
 from tests.run_folders import write_run
 

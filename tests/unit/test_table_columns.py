@@ -18,7 +18,7 @@ from mtl.data_modules.tables.statistics import outlier_bounds
 from mtl.data_modules.tables.suggested_options import suggest_column_options
 
 from mtl.checks import InputError
-from mtl.types import OF_FEW_POSITIVES
+from mtl.types.metrics import OF_FEW_POSITIVES
 from tests.loaded import loaded
 from tests.messy import TASKS, messy
 
