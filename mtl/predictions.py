@@ -75,7 +75,7 @@ def interval(task: TaskSpec, values: Tensor, margin: float) -> tuple[Tensor, Ten
     low, high = torch.minimum(low - margin, middle), torch.maximum(high + margin, middle)
     if task.transform:
         return low.exp(), high.exp()
-    return (low.clamp(min=0) if task.loss == "poisson" else low), high
+    return (low.clamp(min=0) if task.not_negative or task.loss == "poisson" else low), high
 
 
 def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict[str, Tensor]:

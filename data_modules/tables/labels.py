@@ -206,6 +206,7 @@ class TargetOptions(LabelOptions):
             mean, std = math.log(mean or 1.0), 1.0
         scale = {"mean": mean, "std": std, **self.objective}
         metrics = tuple(self.metrics) or (() if self.loss == "quantile" else METRICS_OF_NUMBERS)
+        scale["not_negative"] = not self.transform and labels.smallest >= 0 and (not earlier or earlier.not_negative)
         return TaskSpec(self.name, "regression", weight=self.weight, metrics=metrics, **scale)
 
     def _spec_of_classes(self, labels: Counts, where: str, earlier: TaskSpec | None, level: int) -> TaskSpec:

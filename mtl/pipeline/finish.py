@@ -11,6 +11,7 @@ import polars
 import pytorch_lightning as pl
 from omegaconf import DictConfig
 
+from mtl.checks import InputError
 from mtl.config.resume import places_of
 from mtl.files.run_files import PREDICTIONS, RESULTS
 from mtl.files.writing import write_json
@@ -23,6 +24,7 @@ from mtl.report.page import PAGE
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
 from mtl.runs.predictions_file import read_predictions, write_predictions
+from mtl.training.fit_calibration import measure_intervals
 from mtl.training.measurements import BLEND, NETWORK, Measurements
 from mtl.training.thresholds import decisions
 from mtl.use import slices
@@ -68,12 +70,17 @@ def write(
     record["best_epochs"] = {
         task: {"epoch": int(losses["epoch"]), "val_loss": losses["val"]} for task, losses in fitted.progress.items()
     }
-    if cfg.get("threshold"):
-        specs = {task.name: task for task in (tasks if others is None else others.tasks.values())}
-        validation = predictions.get(("val", in_use))
-        if validation is None:  # of mtl evaluate, whose checkpoint is in the folder of the training
-            validation = read_predictions(Path(str(fitted.checkpoint)).parent.parent, "val", in_use)[1]
-        record["thresholds"] = decisions(specs, validation, predictions["test", in_use], cfg.threshold)
+    specs = {task.name: task for task in (tasks if others is None else others.tasks.values())}  # with calibrations
+    try:
+        if cfg.get("threshold"):
+            validation = predictions.get(("val", in_use))
+            if validation is None:  # of mtl evaluate, whose checkpoint is in the folder of the training
+                validation = read_predictions(Path(str(fitted.checkpoint)).parent.parent, "val", in_use)[1]
+            record["thresholds"] = decisions(specs, validation, predictions["test", in_use], cfg.threshold)
+        if cfg.get("interval"):
+            record["intervals"] = measure_intervals(specs, predictions["test", in_use], cfg.interval)
+    except InputError as error:  # the results of a training are worth more
+        log.warning("%s", error)
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
         labelled = predictions["test", in_use]

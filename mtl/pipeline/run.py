@@ -175,6 +175,10 @@ def build_module(cfg: DictConfig, data: Any, start: Start) -> Any:
     spec = data.spec
     if checkpoint is not None and cfg.evaluate and not checkpoint.get("blend"):  # else it is the blend's calibration
         spec = checkpoint.calibrated(data.spec)
+    if checkpoint is not None and cfg.evaluate and cfg.get("interval"):  # an error now, not after the test
+        for task in checkpoint.calibrated(data.spec).tasks:
+            if task.kind == "regression":
+                task.interval_margin(cfg.interval)
     network = build.build_network(cfg, spec, load_pretrained=checkpoint is None)
     if source is not None:
         start_from(network, source, same_ids=data.earlier is not None)

@@ -67,15 +67,17 @@ def describe_tested_epoch(record: Mapping[str, Any]) -> str:
     return f"{tested}, the best by {record['monitor']} on the validation rows{best}."
 
 
-def decisions_by_task(thresholds: Mapping[str, Mapping[str, float | None]]) -> Table | str:
-    """Return a table of what was measured with the threshold of each task; "" without any."""
-    if not thresholds:
+OF_THRESHOLDS = (
+    "Above its threshold, chosen on the validation rows, a row counts as positive; predicted: the share of these."
+)
+OF_INTERVALS = "coverage: the share of the labels inside of the intervals of this level; width: their mean, in units."
+
+
+def measured_by_task(measured: Mapping[str, Mapping[str, float | None]], title: str, note: str) -> Table | str:
+    """Return a table of what was measured of each task; "" without any."""
+    if not measured:
         return ""
-    names = list(next(iter(thresholds.values())))
-    rows = [[task, *map(number, measured.values())] for task, measured in thresholds.items()][:MAX_LISTED_TASKS]
-    more = len(thresholds) - len(rows)
-    left_out = f" {more} more tasks are in results.json." if more else ""
-    note = (
-        "Above its threshold, chosen on the validation rows, a row counts as positive; predicted: the share of these."
-    )
-    return Table(["task", *names], rows, "Decisions by a threshold", [note + left_out])
+    rows = [[task, *map(number, values.values())] for task, values in measured.items()][:MAX_LISTED_TASKS]
+    more = len(measured) - len(rows)
+    notes = [note, *[f"{more} more tasks are in results.json."] * bool(more)]
+    return Table(["task", *next(iter(measured.values()))], rows, title, notes)

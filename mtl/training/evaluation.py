@@ -31,7 +31,8 @@ class Evaluation(KeepsBufferPrecision):
 
     Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU. The
     first process then has those of all processes, in the order of their numbers, so metrics do not depend on how the
-    rows were divided into batches, nor among the processes. ``outputs``: tasks whose rows keep the network's outputs.
+    rows were divided into batches, nor among the processes. ``outputs``: tasks whose rows keep the network's outputs,
+    as those with quantiles do.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec], outputs: Collection[str] = ()) -> None:
@@ -85,7 +86,9 @@ class Evaluation(KeepsBufferPrecision):
             if self.tasks[names[0]].kind == "binary" and groups is not None:
                 columns["groups"] = groups
             columns |= {"weight": stack_tasks(weights, names)} if weights else {}
-            columns |= {"output": at_least_float32(stack_tasks(outputs, names))} if names[0] in self.outputs else {}
+            columns |= (
+                {"output": at_least_float32(stack_tasks(outputs, names))} if self._keeps_outputs(names[0]) else {}
+            )
             self._blocks.append((names, {name: value.cpu() for name, value in columns.items()}))
         self._num_rows += size
 
@@ -93,7 +96,10 @@ class Evaluation(KeepsBufferPrecision):
         """Return what tasks have in common whose columns are computed together."""
         task = self.tasks[name]
         alone = name if task.kind == "span" else ""
-        return task.kind, task.outputs, "auroc" in self.metrics_of[name], name in self.outputs, alone
+        return task.kind, task.outputs, "auroc" in self.metrics_of[name], self._keeps_outputs(name), alone
+
+    def _keeps_outputs(self, name: str) -> bool:
+        return name in self.outputs or bool(self.tasks[name].quantiles)
 
     def _columns(self, names: Sequence[str], prediction: Tensor, target: Tensor, row_ids: Tensor | None) -> Columns:
         """Return what metrics need of a batch ``[B, n, ...]``: predictions and labels, or the input of a scorer."""

@@ -7,7 +7,7 @@ the labels ``[N]`` and the weights ``[N]`` of N rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mtl.files.formatting import number
 from mtl.nn.calibration import STEPS, Calibration
-from mtl.predictions import outermost
+from mtl.predictions import interval, outermost
+from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import TaskSpec
 
 FOLDS = 5
@@ -82,6 +83,24 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     mean, first = np.unique(mean.astype(np.float32), return_index=True)  # of the logits' precision: no piece of width 0
     logits_of_blocks = scipy.special.logit(fitted.x[starts][first])
     return Calibration(knots=tuple(zip(mean.tolist(), logits_of_blocks.tolist(), strict=True)))
+
+
+def measure_intervals(
+    tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPredictions], level: float
+) -> dict[str, dict[str, float]]:
+    """Return how many labels of each regression are inside of its intervals, and their mean width, in units.
+
+    ``rows``: labelled ones by task, with what the network returned if the task has quantiles. Raises InputError if the
+    validation rows were too few for the ``level``.
+    """
+    measured = {}
+    for task in (task for task in tasks.values() if task.kind == "regression" and task.name in rows):
+        labelled = rows[task.name]
+        values = task.unstandardize(labelled.output) if task.quantiles else labelled.prediction
+        low, high = interval(task, values, task.interval_margin(level))
+        inside = ((low <= labelled.label) & (labelled.label <= high)).double()
+        measured[task.name] = {"level": level, "coverage": float(inside.mean()), "width": float((high - low).mean())}
+    return measured
 
 
 METHODS: dict[str, dict[str, Fit]] = {

@@ -65,6 +65,8 @@ class TaskSpec(Objective):
 
     ``marked``: each row has two texts with a marked word in each, and the input ``marks [B, 2, 2]``, the first and the
     last token of the two words.
+
+    ``not_negative``: no training label of the regression is negative, so intervals have no negative end.
     """
 
     name: str
@@ -81,6 +83,7 @@ class TaskSpec(Objective):
     after: str | None = None
     sampling_rate: float = 1.0
     marked: bool = False
+    not_negative: bool = False
     constant: tuple[float, ...] = field(default=(), compare=False, repr=False)
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
     calibration: Calibration | None = field(default=None, compare=False, repr=False)

@@ -57,7 +57,7 @@ def predicted(
         require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(columns)}")
         predictions = model.predict(block, tasks, experts, batch_size, str(rows), interval)
         if number == 0 and len(block) >= drift.MIN_ROWS:
-            _warn_of_drift(model, block[:DRIFT_SAMPLE_ROWS], rows)
+            _warn_of_drift(model, block[:DRIFT_SAMPLE_ROWS], rows, interval)
         kept = block.select(columns if keep is None else list(keep))
         twice = [name for name in predictions.columns if name in kept.columns]
         require(
@@ -67,13 +67,14 @@ def predicted(
         yield kept.hstack(predictions.get_columns()) if kept.width else predictions, fraction
 
 
-def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path) -> None:
-    """Warn if columns of a block of rows have changed since the training."""
+def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path, interval: float | None) -> None:
+    """Warn if columns of a block of rows have changed since the training, so that intervals are not of that level."""
     assert model.encoder is not None
     if model.encoder.histograms_of(block[:0], str(rows)):
         changed = drift.judge(drift.compare_columns(model, block, str(rows))).filter("drifted")["column"].to_list()
         if changed:
-            log.warning("%s, changed since the training: %s; mtl drift says how", rows, join_names(changed))
+            level = f"; the intervals may not hold {interval:.4g} of the labels" if interval else ""
+            log.warning("%s, changed since the training: %s; mtl drift says how%s", rows, join_names(changed), level)
 
 
 def read_rows(model: TrainedModel, rows: Path) -> pl.DataFrame:

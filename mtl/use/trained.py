@@ -29,6 +29,7 @@ from mtl.runs.predictions_file import read_predictions
 from mtl.table_models.blend import Blend, in_words
 from mtl.table_models.fitted import FittedModels
 from mtl.training.evaluation import predict_batches
+from mtl.training.fit_calibration import measure_intervals
 from mtl.training.measurements import BLEND, NETWORK, Measurements, is_routing
 from mtl.training.thresholds import Rule, decisions
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
@@ -224,6 +225,7 @@ class TrainedModel:
         batch_size: LargeCount = 4096,
         where: str = UNNAMED_TABLE,
         threshold: Rule | None = None,
+        interval: float | None = None,
     ) -> dict[str, float]:
         """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
 
@@ -231,7 +233,9 @@ class TrainedModel:
         ``{"fp": 1, "fn": 10}``. The validation rows of the run, whose folder must have its predictions, then choose
         the threshold of each binary task with the highest F1 or the least cost: TASK/threshold, and the measurements
         of these decisions, TASK/precision_at_threshold and so on, see
-        ``mtl.training.thresholds.measure_decisions``. Raises InputError.
+        ``mtl.training.thresholds.measure_decisions``. ``interval``: a level, such as 0.9, for TASK/interval_coverage,
+        the share of the labels that are inside of the intervals of this level, and TASK/interval_width, their mean in
+        units. Raises InputError.
         """
         if self.labelled is None:
             raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
@@ -246,6 +250,11 @@ class TrainedModel:
                 for name, value in values.items():
                     key = f"{task}/{name}" if name == "threshold" else f"{task}/{name}_at_threshold"
                     measured[key] = math.nan if value is None else value
+        if interval is not None:
+            self.margins(interval, self.spec.tasks)
+            specs, rows_of = {task.name: task for task in self.spec.tasks}, evaluation.gathered()
+            for task, ends in measure_intervals(specs, rows_of, interval).items():
+                measured |= {f"{task}/interval_{name}": ends[name] for name in ("coverage", "width")}
         return measured
 
     @validated

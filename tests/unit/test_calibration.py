@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.labels import TargetOptions
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax
@@ -35,6 +36,7 @@ from mtl.use.export import export_run
 from mtl.use.prune import prune_run
 from mtl.use.serve import Predictor
 from tests.integration.helpers import resume_small
+from tests.loaded import loaded
 from tests.trees import few_trees
 
 BINARY, CLASSES = TaskSpec("a", "binary"), TaskSpec("a", "multiclass", num_classes=3)
@@ -437,6 +439,40 @@ def test_predict_writes_intervals(folder: Path, tmp_path: Path, capsys: pytest.C
         assert message in str(error.value.code) + capsys.readouterr().err
     with pytest.raises(InputError, match="none of the tasks is a regression"):
         Predictor(mtl.load(folder)).model.predict(visits(3), ["clicked"], interval=0.9)
+
+
+def test_evaluate_measures_intervals_on_rows_with_labels(folder: Path, model: Any, tmp_path: Path) -> None:
+    rows = visits(500, seed=4)
+    rows.write_csv(tmp_path / "new.csv")
+    words = [f"data.test_path={tmp_path}/new.csv", "interval=0.8"]
+    run(resume_small(folder / "checkpoints" / "best.ckpt", tmp_path / "again", *words, evaluate=True))
+    measured, values = read_json(tmp_path / "again/results.json")["intervals"], model.evaluate(rows, interval=0.8)
+    predicted = model.predict(rows, interval=0.8).with_columns(minutes=rows["minutes"], price=rows["price"])
+    for task in ("minutes", "price"):  # a prediction, and quantiles
+        inside = predicted.drop_nulls(task).select(pl.col(task).is_between(f"{task}_low", f"{task}_high").mean()).item()
+        labelled = predicted.drop_nulls(task)
+        width = (labelled[f"{task}_high"] - labelled[f"{task}_low"]).mean()
+        assert measured[task] == pytest.approx({"level": 0.8, "coverage": inside, "width": width}, rel=1e-5)
+        assert values[f"{task}/interval_coverage"] == pytest.approx(inside)
+        assert values[f"{task}/interval_width"] == pytest.approx(width, rel=1e-5)
+    with pytest.raises(InputError, match=r"levels up to 0\.9"):
+        run(resume_small(folder / "checkpoints/best.ckpt", tmp_path / "b", "interval=0.9999", evaluate=True))
+
+
+def test_intervals_of_labels_that_are_never_negative_have_no_negative_end(tmp_path: Path) -> None:
+    frame = visits(300).drop("w", "clicked", "bought", "plan").with_columns(pl.col("minutes") ** 2)
+    tasks = {"minutes": "regression", "price": {"kind": "regression", "transform": "log"}, "age": "regression"}
+    frame.write_csv(tmp_path / "rows.csv")
+    data = loaded(TableDataModule(str(tmp_path / "rows.csv"), tasks, batch_size=32))
+    specs = {task.name: task for task in data.spec.tasks}
+    assert {name: task.not_negative for name, task in specs.items()} == {"minutes": True, "price": False, "age": False}
+    low, _ = interval(specs["minutes"], torch.tensor([0.1, 5.0]), 2.0)
+    assert low.tolist() == [0.0, 3.0]
+    assert interval(specs["age"], torch.tensor([0.1]), 2.0)[0].item() == pytest.approx(-1.9)
+    frame.with_columns(pl.col("minutes") - 50).write_csv(tmp_path / "later.csv")
+    again = TableDataModule(str(tmp_path / "later.csv"), tasks, batch_size=32)
+    again.continue_from(data.state_dict())
+    assert not loaded(again).spec.tasks[0].not_negative
 
 
 def test_a_damaged_calibration_is_one_message(folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from mtl.cli.use import drift as command
 from mtl.cli.use import predict as predict_command
 from mtl.types import RowEncoder
 from mtl.use.drift import MIN_FRACTION, p_value, psi
+from mtl.use.predict import _warn_of_drift
 from tests.unit.test_fit import QUICK
 
 DAYS = 50
@@ -193,6 +194,9 @@ def test_predict_warns_of_changed_columns(model: Any, tmp_path: Path, caplog: py
         predict_command([str(tmp_path / "model.ckpt"), str(tmp_path / f"{name}.parquet"), "--device", "cpu"])
     [line] = [message for message in caplog.messages if "changed since" in message]
     assert f"{tmp_path / 'many.parquet'}, changed since the training: minutes; mtl drift" in line
+    assert "intervals" not in line
+    _warn_of_drift(model, rows, tmp_path, 0.9)
+    assert caplog.messages[-1].endswith("; the intervals may not hold 0.9 of the labels")
 
 
 def crowd(rows: int, seed: int, prefix: str = "u") -> pl.DataFrame:
