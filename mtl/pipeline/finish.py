@@ -24,7 +24,7 @@ from mtl.report.page import PAGE
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
 from mtl.runs.predictions_file import read_predictions, write_predictions
-from mtl.training.fit_calibration import measure_intervals
+from mtl.training.fit_calibration import measure_calibration, measure_intervals
 from mtl.training.measurements import BLEND, NETWORK, Measurements
 from mtl.training.thresholds import decisions
 from mtl.use import slices
@@ -71,6 +71,7 @@ def write(
         task: {"epoch": int(losses["epoch"]), "val_loss": losses["val"]} for task, losses in fitted.progress.items()
     }
     specs = {task.name: task for task in (tasks if others is None else others.tasks.values())}  # with calibrations
+    record["calibration"] = measure_calibration(specs, predictions.get(("test", in_use), {}))
     try:
         if cfg.get("threshold"):
             validation = predictions.get(("val", in_use))

@@ -77,6 +77,9 @@ class Results(BaseModel):
     versions: dict[str, str | None] = {}
     advice: list[str] = []
     slices: list[dict[str, Any]] = []
+    calibration: dict[str, dict[str, float]] = {}
+    thresholds: dict[str, dict[str, float | None]] = {}
+    intervals: dict[str, dict[str, float]] = {}
     blend: dict[str, dict[str, float]] = {}  # weights by task and model
     best_epochs: dict[str, dict[str, float]] = {}
     finished: str = ""

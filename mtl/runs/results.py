@@ -26,14 +26,7 @@ from mtl.files.formatting import number
 from mtl.files.run_files import RESULTS, read_json
 from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
-from mtl.runs.test_rows import (
-    OF_INTERVALS,
-    OF_THRESHOLDS,
-    count_labels,
-    describe_tested_epoch,
-    labels_by_task,
-    measured_by_task,
-)
+from mtl.runs.test_rows import count_labels, describe_tested_epoch, labels_by_task, measured_by_task
 from mtl.training.bootstrap import MIN_ROWS
 from mtl.training.measurements import NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
@@ -132,9 +125,7 @@ def print_results(
     console.print(table, *(table.notes if isinstance(table, Table) else ()), sep="\n")
     for ranking in rankings(measured, record["main_metrics"], record.get("data", {}).get("test_labels", {})):
         console.print("", ranking, *ranking.notes, sep="\n")
-    decided = measured_by_task(record.get("thresholds", {}), "Decisions by a threshold", OF_THRESHOLDS)
-    intervals = measured_by_task(record.get("intervals", {}), "Intervals", OF_INTERVALS)
-    for part in (labels_by_task(record.get("data", {})), describe_tested_epoch(record), decided, intervals):
+    for part in (labels_by_task(record.get("data", {})), describe_tested_epoch(record), *measured_by_task(record)):
         if isinstance(part, Table):
             part = part.narrowed(console.width)
             console.print(part, *part.notes, sep="\n")

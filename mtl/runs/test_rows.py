@@ -67,17 +67,27 @@ def describe_tested_epoch(record: Mapping[str, Any]) -> str:
     return f"{tested}, the best by {record['monitor']} on the validation rows{best}."
 
 
-OF_THRESHOLDS = (
-    "Above its threshold, chosen on the validation rows, a row counts as positive; predicted: the share of these."
-)
-OF_INTERVALS = "coverage: the share of the labels inside of the intervals of this level; width: their mean, in units."
+MEASURED = {  # entries of results.json, of which each has numbers by task
+    "calibration": ("Calibration", "Before and after the map of the probabilities, which the validation rows taught."),
+    "thresholds": (
+        "Decisions by a threshold",
+        "It is chosen on the validation rows; predicted: the share of rows above it.",
+    ),
+    "intervals": (
+        "Intervals",
+        "coverage: the share of the labels inside of intervals of this level; width: their mean.",
+    ),
+}
 
 
-def measured_by_task(measured: Mapping[str, Mapping[str, float | None]], title: str, note: str) -> Table | str:
-    """Return a table of what was measured of each task; "" without any."""
-    if not measured:
-        return ""
-    rows = [[task, *map(number, values.values())] for task, values in measured.items()][:MAX_LISTED_TASKS]
-    more = len(measured) - len(rows)
-    notes = [note, *[f"{more} more tasks are in results.json."] * bool(more)]
-    return Table(["task", *next(iter(measured.values()))], rows, title, notes)
+def measured_by_task(record: Mapping[str, Any]) -> list[Table]:
+    """Return a table of each of ``MEASURED`` that ``record``, of results.json, has."""
+    tables = []
+    for entry, (title, note) in MEASURED.items():
+        by_task = record.get(entry) or {}
+        rows = [[task, *map(number, values.values())] for task, values in by_task.items()][:MAX_LISTED_TASKS]
+        more = len(by_task) - len(rows)
+        notes = [note, *[f"{more} more tasks are in results.json."] * bool(more)]
+        if rows:
+            tables.append(Table(["task", *next(iter(by_task.values()))], rows, f"{title}, on the test rows", notes))
+    return tables

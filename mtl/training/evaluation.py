@@ -32,7 +32,7 @@ class Evaluation(KeepsBufferPrecision):
     Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU. The
     first process then has those of all processes, in the order of their numbers, so metrics do not depend on how the
     rows were divided into batches, nor among the processes. ``outputs``: tasks whose rows keep the network's outputs,
-    as those with quantiles do.
+    as those with quantiles or calibrated classes do.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec], outputs: Collection[str] = ()) -> None:
@@ -99,7 +99,9 @@ class Evaluation(KeepsBufferPrecision):
         return task.kind, task.outputs, "auroc" in self.metrics_of[name], self._keeps_outputs(name), alone
 
     def _keeps_outputs(self, name: str) -> bool:
-        return name in self.outputs or bool(self.tasks[name].quantiles)
+        task = self.tasks[name]
+        is_mapped = task.kind != "regression" and task.calibration is not None
+        return name in self.outputs or bool(task.quantiles) or is_mapped
 
     def _columns(self, names: Sequence[str], prediction: Tensor, target: Tensor, row_ids: Tensor | None) -> Columns:
         """Return what metrics need of a batch ``[B, n, ...]``: predictions and labels, or the input of a scorer."""

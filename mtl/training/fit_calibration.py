@@ -18,7 +18,8 @@ from torch import Tensor
 from mtl.files.formatting import number
 from mtl.nn.calibration import STEPS, Calibration
 from mtl.predictions import interval, outermost
-from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.labeled_predictions import LabeledPredictions, labelled_after
+from mtl.training.metrics import calibration_error
 from mtl.types import TaskSpec
 
 FOLDS = 5
@@ -85,6 +86,25 @@ def isotonic(logits: Any, label: Any, weight: Any) -> Calibration:
     return Calibration(knots=tuple(zip(mean.tolist(), logits_of_blocks.tolist(), strict=True)))
 
 
+def measure_calibration(
+    tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPredictions]
+) -> dict[str, dict[str, float]]:
+    """Return log loss and expected calibration error before and after the map of each calibrated task with classes.
+
+    ``rows``: labelled ones by task, with what the network returned; of a task after another, those of its calibration.
+    """
+    measured = dict[str, dict[str, float]]()
+    for task in (task for task in tasks.values() if task.calibration and task.kind in METHODS and task.name in rows):
+        labelled = labelled_after(task, rows)
+        logits = {"before": labelled.output.double(), "after": task.calibrate(labelled.output.double())}
+        values = measured.setdefault(task.name, {}) if len(labelled) else {}
+        for name, z in logits.items():
+            confidence, best = (z.sigmoid(), torch.ones_like(z)) if z.dim() == 1 else z.softmax(-1).max(-1)
+            values[f"logloss {name}"] = float(log_losses(z.numpy(), labelled.label.numpy()).mean())
+            values[f"ECE {name}"] = float(calibration_error(confidence, best == labelled.label))
+    return measured
+
+
 def measure_intervals(
     tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPredictions], level: float
 ) -> dict[str, dict[str, float]]:
@@ -112,8 +132,9 @@ METHODS: dict[str, dict[str, Fit]] = {
 def fit_calibration(task: TaskSpec, output: Tensor, label: Tensor, weight: Tensor) -> tuple[Calibration | None, str]:
     """Return what a task learns from N labelled rows, None for nothing, and what a log line says of its classes.
 
-    ``output [N]`` or ``[N, outputs]`` of the network, ``label [N]``, ``weight [N]``. The map with the lowest log loss
-    in a cross-validation is fitted to all rows; on rows that it has seen, an isotonic regression would always win.
+    ``output [N]`` or ``[N, outputs]`` of the network, ``label [N]``, ``weight [N]``. Maps are compared
+    by log loss in a cross-validation, since on rows that it has seen an isotonic regression would always win. One is
+    taken only if it gains more than a standard error over a simpler one, or none: of few rows, it has flat pieces.
     """
     if task.kind == "regression":
         return conformal_scores(task, output, label), ""
@@ -127,17 +148,19 @@ def fit_calibration(task: TaskSpec, output: Tensor, label: Tensor, weight: Tenso
     order = np.random.default_rng(0).permutation(len(y))
     fold = np.empty(len(y), int)
     fold[order[y[order].argsort(kind="stable")]] = np.arange(len(y)) % FOLDS  # each has its share of each class
-    losses = {"": float(np.average(log_losses(x, y), weights=w))}
-    for name, fit in methods.items():
+    losses, best = {"": log_losses(x, y)}, ""
+    for name, fit in methods.items():  # the simplest first
         held = np.empty_like(x)
         for out in (fold == index for index in range(FOLDS)):
             held[out] = fit(x[~out], y[~out], w[~out]).apply(torch.from_numpy(x[out])).numpy()
-        losses[name] = float(np.average(log_losses(held, y), weights=w))
-    best = min(losses, key=losses.__getitem__)
-    before = f"validation log loss {number(losses[''])}"
+        losses[name] = log_losses(held, y)
+        gains = w / w.mean() * (losses[best] - losses[name])
+        best = name if gains.mean() > gains.std() / math.sqrt(len(gains)) else best
+    mean = {name: number(float(np.average(loss, weights=w))) for name, loss in losses.items()}
     if not best:
-        return None, f"not calibrated: {before} is lower than with {' and '.join(methods)}"
-    after = f"{number(losses[best])} after (cross-validated)"
+        others = " and ".join(f"{mean[name]} with {name}" for name in methods)
+        return None, f"not calibrated: validation log loss {mean['']}, and not clearly lower cross-validated, {others}"
+    before, after = f"validation log loss {mean['']}", f"{mean[best]} after (cross-validated)"
     return methods[best](x, y, w), f"calibrated by {best}: {before} before, {after}"
 
 

@@ -33,7 +33,7 @@ from mtl.report.statistics import Verdict
 from mtl.report.summary import describe_runs
 from mtl.runs.predictions_file import read_predictions
 from mtl.runs.results import MOST_TASKS, best_and_worst, by_task, rankings
-from mtl.runs.test_rows import describe_tested_epoch, labels_by_task
+from mtl.runs.test_rows import describe_tested_epoch, labels_by_task, measured_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import ROW, TaskSpec
 from mtl.use import slices
@@ -124,8 +124,9 @@ def _overview(results: Results, notes: Sequence[str]) -> Section:
     lines = [_sentence(*main, results) for main in results.main_metrics.items()] if isinstance(means, Table) else []
     lines = lines or [line.strip() for line in str(means).splitlines()]
     tables = [table] if isinstance(table, Table) else rankings(*numbers[:2], results.data.test_labels)
-    labels, tested = labels_by_task(results.data.model_dump()), describe_tested_epoch(results.model_dump())
-    tables += [labels] if isinstance(labels, Table) else []
+    record = results.model_dump()
+    labels, tested = labels_by_task(record["data"]), describe_tested_epoch(record)
+    tables += [*([labels] if isinstance(labels, Table) else []), *measured_by_task(record)]
     lines += [text for text in (tested, labels) if isinstance(text, str) and text]
     return Section("How good it is", [*results.advice, *lines], tables=tables, notes=notes)
 

@@ -441,6 +441,42 @@ def test_predict_writes_intervals(folder: Path, tmp_path: Path, capsys: pytest.C
         Predictor(mtl.load(folder)).model.predict(visits(3), ["clicked"], interval=0.9)
 
 
+def test_a_map_is_kept_only_if_it_clearly_helps_on_other_rows() -> None:
+    def names(scale: float) -> list[str]:
+        """Return what is said of 20 tasks with 450 rows whose logits are ``scale`` times the right ones."""
+        lines = []
+        for seed in range(20):
+            draw = np.random.default_rng(seed)
+            z = draw.normal(0, 1.5, 450)
+            y = torch.from_numpy((draw.random(450) < expit(z)).astype(float))
+            lines.append(fit_calibration(BINARY, torch.from_numpy(scale * z), y, torch.ones(450))[1].split(":")[0])
+        return lines
+
+    assert names(1.0).count("not calibrated") >= 17
+    assert names(2.0).count("calibrated by Platt scaling") >= 17  # the right map; an isotonic one has flat pieces
+
+
+def test_calibration_is_measured_before_and_after_on_the_test_rows(folder: Path, tmp_path: Path) -> None:
+    record = read_json(folder / "results.json")
+    measured, predicted = record["calibration"], read_predictions(folder)[1]
+    assert {*measured} == {name for name in ("clicked", "bought", "plan") if read(folder)["calibration"].get(name)}
+    assert measured["clicked"]["logloss after"] == pytest.approx(
+        record["numbers"]["test"]["blend"]["clicked/logloss"], rel=1e-5
+    )
+    assert measured["clicked"]["logloss after"] < measured["clicked"]["logloss before"]
+    likely, label = predicted["clicked"].prediction.numpy(), predicted["clicked"].label.numpy()
+    edges = np.ceil(likely * 15)
+    parts = [
+        abs(likely[edges == part].mean() - label[edges == part].mean()) * (edges == part).mean() for part in set(edges)
+    ]
+    assert measured["clicked"]["ECE after"] == pytest.approx(sum(parts), rel=1e-4)
+    plan = predicted["plan"]
+    assert measured["plan"]["logloss after"] == pytest.approx(float(-plan.likelihood.log().mean()), rel=1e-5)
+    run(resume_small(folder / "checkpoints" / "best.ckpt", tmp_path / "again", evaluate=True))
+    again = read_json(tmp_path / "again" / "results.json")["calibration"]
+    assert again["plan"] == pytest.approx(measured["plan"], rel=1e-5)
+
+
 def test_evaluate_measures_intervals_on_rows_with_labels(folder: Path, model: Any, tmp_path: Path) -> None:
     rows = visits(500, seed=4)
     rows.write_csv(tmp_path / "new.csv")
