@@ -23,6 +23,7 @@ from .cells import as_text, parse_dates, parse_numbers
 from .labels import TargetOptions
 from .options import ELEMENT_KINDS
 from .profile import MAX_DISTINCT_COUNTED, Profile
+from .vocabulary import fold_spelling
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,16 @@ def log_overview(
                 "ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, columns_option
             )
     categories = [column for column in columns if column.kind == "category"]
-    texts = {column.name: column.counts.table()["value"] for column in categories if column.counts}
+    unfolded = [column for column in categories if column.counts and not column.options.vocabulary.fold]
+    texts = {column.name: column.counts.table()["value"] for column in unfolded if column.counts}
+    ends = dict.fromkeys(texts, "; data.vocabulary.fold=true makes them one")  # labels keep their spelling
     texts |= {label.column: sample[label.column] for label in labels if label.kind != "regression"}
     for name, values in texts.items():
         if groups := find_similar_spellings(values):
             logger.warning(
-                "%s: %s differ only in case or spaces, but are different categories%s",
+                "%s: %s differ only in case or spaces, but are different categories%s%s",
                 format_value(name), join_names(groups[0]), f"; so do {len(groups) - 1} more" if groups[1:] else "",
+                ends.get(name, ""),
             )  # fmt: skip
     for name, tasks in perfect.items() if len(perfect) <= MAX_LEAKS_LISTED else ():
         logger.warning(
@@ -77,7 +81,7 @@ def find_similar_spellings(values: pl.Series) -> list[list[str]]:
     """Return the groups of texts that differ only in case or spaces."""
     if values.dtype != pl.String:
         return []
-    plain = pl.col("text").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
+    plain = fold_spelling(pl.col("text"))
     groups = values.drop_nulls().unique().sort().alias("text").to_frame().group_by(plain.alias("plain")).all()
     return sorted(groups.filter(pl.col("text").list.len() > 1)["text"].to_list())
 
@@ -106,7 +110,9 @@ def build_table(
             continue
         distinct = f"> {MAX_DISTINCT_COUNTED:,}"
         if column.counts is not None:
-            distinct = f"{len(column.counts.table().drop_nulls('value')):,}"
+            values = column.counts.table()["value"].drop_nulls()
+            is_folded = column.kind == "category" and column.options.vocabulary.fold
+            distinct = f"{len(fold_spelling(as_text(values)).unique() if is_folded else values):,}"
         table.add_row(
             escape(column.name),
             column.kind or "?" if column.used else "left out",

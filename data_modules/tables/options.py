@@ -112,12 +112,13 @@ class VocabularyOptions(StrictModel):
 
     ``min_count``: the number of training rows that a category needs. ``max_size``: the number of ids of a column, for
     its most frequent categories. ``unknown_rate``: the fraction of the ids in a training step that become the unknown
-    one, so that its embedding is trained too.
+    one, so that its embedding is trained too. ``fold``: categories that differ only in case or spaces are one.
     """
 
     min_count: LargeCount = 1
     max_size: Count | None = None
     unknown_rate: Dropout = 0.0
+    fold: bool = False
 
     def min_count_of(self, kind: str) -> int:
         """Return the number of training rows that a category of a column of ``kind`` needs."""

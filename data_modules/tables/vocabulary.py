@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import polars as pl
 import torch
@@ -34,6 +35,11 @@ def canonical_value(text: pl.Series, booleans: bool) -> pl.Series:
     return digits.fill_null(other).fill_null(dates)
 
 
+def fold_spelling(text: Any) -> Any:
+    """Return texts, a Series or an expression, in lower case, with single spaces inside and none around them."""
+    return text.str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The categories of the training rows, with ids from 1.
@@ -41,10 +47,12 @@ class Vocabulary:
     Id 0 is for all others: unknown ones, those with fewer than ``min_count`` training rows, and those beyond the
     ``max_size`` most frequent. A cell that is spelled like no category has the id of the only one that stands
     for the same number, date or boolean, if there is one: pandas reads the hours 00 to 23 as whole numbers.
+    ``fold``: categories have the spelling of ``fold_spelling``, and so have the cells before they are looked up.
     """
 
     values: list[str]
     added: int = 0  # how many, at the end, came after the network was built
+    fold: bool = False
 
     @property
     def size(self) -> int:
@@ -65,7 +73,8 @@ class Vocabulary:
 
     def encode(self, column: pl.Series) -> Tensor:
         """Return the ids of the cells, ``[N]`` int64."""
-        text = as_text(column).fill_null(MISSING).rename("value").to_frame()
+        cells = as_text(column).fill_null(MISSING).rename("value")
+        text: pl.DataFrame = (fold_spelling(cells) if self.fold else cells).to_frame()
         ids = text.join(self._ids, on="value", how="left", maintain_order="left")["id"]
         others = text.filter(ids.is_null() & (text["value"] != MISSING)).unique()
         if len(others):
@@ -75,11 +84,12 @@ class Vocabulary:
         return torch.from_numpy(ids.fill_null(UNKNOWN).to_numpy(writable=True))
 
 
-def text_counts(counts: Sequence[Counts]) -> pl.DataFrame:
-    """Return how often each category occurs, as text, in the columns value and count."""
+def text_counts(counts: Sequence[Counts], fold: bool) -> pl.DataFrame:
+    """Return how often each category occurs, as text, in the columns value and count; ``fold``: see ``Vocabulary``."""
     tables = [part.table() for part in counts]
     texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
-    return pl.concat(texts).group_by("value").agg(pl.col("count").sum())
+    spelling = fold_spelling(pl.col("value")) if fold else pl.col("value")
+    return pl.concat(texts).group_by(spelling).agg(pl.col("count").sum())
 
 
 def most_frequent(table: pl.DataFrame, min_count: int, max_size: int | None) -> list[str]:

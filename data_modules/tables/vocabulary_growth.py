@@ -21,7 +21,7 @@ from .options import TableOptions
 from .patterns import finish_labels
 from .profile import Blocks
 from .statistics import Counts
-from .vocabulary import UNKNOWN, Vocabulary, most_frequent, text_counts
+from .vocabulary import UNKNOWN, most_frequent, text_counts
 
 ANEW = "with data.keep_encoding=false, the encoding is learnt anew"
 
@@ -53,18 +53,19 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
     after, merged = dict(before), {name: merge_histograms(blocks) for name, blocks in histograms.items()}
     for names in shared.values():
         vocabulary, needed = before[names[0]], options.vocabulary.min_count_of(kinds[names[0]])
-        table = text_counts([counts[name] for name in names])
+        table = text_counts([counts[name] for name in names], vocabulary.fold)
         is_new = pl.Series(vocabulary.encode(table["value"]).numpy() == UNKNOWN)
         max_size = options.vocabulary.max_size
         new = most_frequent(
             table.filter(is_new), needed, None if max_size is None else max(0, max_size - len(vocabulary.values))
         )
-        after |= dict.fromkeys(names, Vocabulary([*vocabulary.values, *new], vocabulary.added + len(new)))
+        grown = replace(vocabulary, values=[*vocabulary.values, *new], added=vocabulary.added + len(new))
+        after |= dict.fromkeys(names, grown)
         # Known categories stay known, however rare they are in these rows
         table = table.select("value", all=pl.when(is_new).then("count").otherwise(pl.lit(math.inf)))
         for name in names:
             if name in merged and merged[name].frequent is not None:
-                occurrences = text_counts([counts[name]]).join(table, on="value")
+                occurrences = text_counts([counts[name]], vocabulary.fold).join(table, on="value")
                 missing = merged[name].counts[-1] if name in lengths else 0
                 merged[name] = training_histogram(occurrences, needed, after[name], rows, missing)
     extended = {name: column.extended(after, merged[name]) for name, column in columns.items()}
@@ -88,7 +89,8 @@ def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[
     left_out = [name for name in encoder.columns if name not in inputs]
     role = "is ignored, or holds labels, weights or splits, but is an input of the run of start_from"
     require(not left_out, f"data: {join_names(left_out)} {role}; {ANEW}")
-    differing = []
+    is_folded = all(vocabulary.fold for vocabulary in encoder.vocabularies.values())
+    differing = ["vocabulary.fold=true"] if options.vocabulary.fold and not is_folded else []
     for name, column in options.columns.items():
         stated = {"format": column.format} if column.format is not None else {}
         if column.kind is not None:

@@ -314,3 +314,29 @@ def test_an_input_of_the_earlier_run_holds_no_labels_and_no_weights(options: Any
     rows = FIRST.with_columns(n=pl.Series([1.5, 2.5, 4.0, 8.0] * 5))
     with pytest.raises(InputError, match="data: n is ignored, or holds labels, weights or splits, but is an input of"):
         continued(tmp_path, {"click": "binary"}, rows, rows, **options)
+
+
+@pytest.mark.parametrize("window_rows", [None, 32])
+def test_a_folded_encoding_stays_folded_and_grows_by_folded_categories(window_rows: int | None, tmp_path: Path) -> None:
+    def data(cells: list[str], fold: bool) -> TableDataModule:
+        path = tmp_path / "rows.parquet"
+        pl.DataFrame({"c": cells, "y": [0, 1] * (len(cells) // 2)}).write_parquet(path)
+        options: dict[str, Any] = {"window_rows": window_rows, "vocabulary": {"min_count": 2, "fold": fold}}
+        return TableDataModule(path, {"y": "binary"}, batch_size=8, val_path=path, test_path=path, **options)
+
+    first, plain, later = ["A", "a ", "b", "B"] * 10, data(["a", "b"] * 20, False), ["b", "Green", "green ", "A"] * 10
+    before = data(first, True)
+    before.setup()
+    after = data(later, False)
+    after.continue_from(before.state_dict())
+    after.setup()
+    assert after.row_encoder is not None
+    assert after.row_encoder.vocabularies["c"].values == ["a", "b", "green"]
+    rows = pl.DataFrame({"c": [" GREEN", "B", "C"]})
+    assert after.row_encoder.encode(rows, "rows")["c"].tolist() == [3, 2, 0]
+    data(["a", "b"] * 20, False)
+    plain.setup()
+    new = data(later, True)
+    new.continue_from(plain.state_dict())
+    with pytest.raises(InputError, match=r"vocabulary\.fold=true is not as in the run of start_from"):
+        new.setup()

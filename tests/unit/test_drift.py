@@ -234,7 +234,7 @@ def test_a_lost_frequent_category_among_many_is_found() -> None:
 def test_predictions_are_compared_as_they_are_made(inputs: list[str]) -> None:
     """Calibrated and corrected for sampling, against ``predict`` on the validation rows."""
     valid, options = crowd(600, 1).select(*inputs, "clicked"), QUICK["options"] | {"calibrate": True}
-    tasks = {"clicked": {"kind": "binary", "sampling_rate": 0.2}}
+    tasks = {"clicked": {"kind": "binary", "sampling_rate": 0.2, "pos_weight": 8.0}}  # which needs calibration
     frame = crowd(1000, 0).select(*inputs, "clicked")
     model = mtl.fit(frame, tasks, valid=valid, **QUICK | {"options": options})
     assert model.spec.tasks[0].calibration is not None

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.tables.cells import MISSING
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.inference import has_id_name
 from mtl.data_modules.tables.statistics import outlier_bounds
@@ -128,8 +129,39 @@ def test_dates_in_two_formats_are_named(tmp_path: Path) -> None:
 def test_values_that_differ_only_in_case_or_spaces_are_named(tmp_path: Path, caplog: Any) -> None:
     learnt({"c": ["Red", "red ", "blue", "Blue"] * (ROWS // 4), "d": ["a", "b"] * (ROWS // 2)}, tmp_path)
     assert [text for text in caplog.messages if "case" in text] == [
-        "c: Blue, blue differ only in case or spaces, but are different categories; so do 1 more"
+        "c: Blue, blue differ only in case or spaces, but are different categories; so do 1 more; "
+        "data.vocabulary.fold=true makes them one"
     ]
+    caplog.clear()
+    labels = pl.Series("y", ["No", "no", "yes", "YES"] * (ROWS // 4))  # which keep their spelling
+    learnt({"x": [0.5 + row for row in range(ROWS)]}, tmp_path, label=labels, tasks={"y": "multiclass"})
+    [line] = [text for text in caplog.messages if "case" in text]
+    assert line.endswith("but are different categories; so do 1 more")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])  # in memory, and in blocks
+def test_folded_categories_are_one(suffix: str, tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    cells = {
+        "c": ["Red", "red ", "New  York", None, "new york", "RED", "b", "b"] * (ROWS // 8),
+        "l": ["Red b", "zoo", "ZOO", "b"] * (ROWS // 4),
+    }
+    options: dict[str, Any] = {"columns": {"l": {"kind": "list", "separator": " ", "target": "c"}}}
+    folded, plain = (learnt(cells, tmp_path, suffix, vocabulary={"fold": fold}, **options) for fold in (True, False))
+    encoder = folded.row_encoder
+    assert encoder.vocabularies["c"].values == [MISSING, "b", "new york", "red", "zoo"]
+    assert len(plain.row_encoder.vocabularies["c"].values) > 5
+    assert sum("case" in text for text in caplog.messages) == 1  # of the plain one
+    assert [line.split()[2] for text in caplog.messages for line in text.splitlines() if line.startswith("c  ")] == [
+        "3",
+        "6",
+    ]
+    rows = pl.DataFrame({"c": ["rED", "NEW YORK", "green", None], "l": ["Zoo rED", "b", None, "x"]})
+    expected = {"c": [4, 3, 0, 1], "l": [[6, 5], [3, 0], [0, 0], [1, 0]]}
+    for same in (encoder, TableEncoder.from_state(encoder.state())):
+        assert {name: ids.tolist() for name, ids in same.encode(rows, "rows").items()} == expected
+    trained, counted = encoder.histograms_of(pl.DataFrame(cells), "rows")["c"]
+    assert trained.counts == counted.counts
 
 
 def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ class Learner(ABC):
         self.options = options
         self.counts = profile.counts or Counts()
         self.shared_counts: Sequence[Counts] = ()
+        self.fold = options.vocabulary.fold
         self.min_count, self.max_size = options.vocabulary.min_count, options.vocabulary.max_size
 
     @abstractmethod
@@ -123,10 +124,11 @@ class Learner(ABC):
 
     def vocabulary(self, counts: Counts) -> Vocabulary:
         """Return the ``max_size`` most frequent categories of at least ``min_count`` training rows, sorted."""
-        return Vocabulary(most_frequent(text_counts(self.shared_counts or [counts]), self.min_count, self.max_size))
+        table = text_counts(self.shared_counts or [counts], self.fold)
+        return Vocabulary(most_frequent(table, self.min_count, self.max_size), fold=self.fold)
 
     def histogram(self, vocabulary: Vocabulary, rows: int, missing: int = 0) -> Histogram:
         """Return the histogram of the categories; ``missing``: the number of empty cells that are not counted."""
-        occurrences = text_counts(self.shared_counts or [self.counts]).rename({"count": "all"})
-        table = text_counts([self.counts]).join(occurrences, on="value")
+        occurrences = text_counts(self.shared_counts or [self.counts], self.fold).rename({"count": "all"})
+        table = text_counts([self.counts], self.fold).join(occurrences, on="value")
         return training_histogram(table, self.min_count, vocabulary, rows, missing)
