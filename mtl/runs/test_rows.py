@@ -10,7 +10,7 @@ from typing import Any
 from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
-from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.labeled_predictions import EMPTY, LabeledPredictions
 from mtl.types import TaskSpec
 
 
@@ -19,11 +19,9 @@ def count_labels(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPrediction
 
     Tasks of kind span have no labels that could be counted.
     """
-    counted = [task for task in tasks if task.kind != "span"]
-    labels = {task.name: len(rows.get(task.name, ())) for task in counted}
-    positives = {task.name: int(rows[task.name].label.sum()) if labels[task.name] else 0 for task in counted}
-    binary = [task.name for task in counted if task.kind == "binary"]
-    return {"test_labels": labels, "test_positives": {name: positives[name] for name in binary}}
+    labels = {task: rows.get(task.name, EMPTY).label for task in tasks if task.kind != "span"}
+    positives = {task.name: int(label.sum()) for task, label in labels.items() if task.kind == "binary"}
+    return {"test_labels": {task.name: len(label) for task, label in labels.items()}, "test_positives": positives}
 
 
 def labels_by_task(data: Mapping[str, Any]) -> Table | str:
@@ -36,10 +34,10 @@ def labels_by_task(data: Mapping[str, Any]) -> Table | str:
     if positives is None or not labels or rows is None:
         return ""
     if len(labels) > MAX_LISTED_TASKS:
-        counts = [("labels", [*labels.values()]), ("positives", [*positives.values()])]
+        counts = {"labels": labels.values(), "positives": positives.values()}
         parts = [
             f"{name}: median {statistics.median(values):,.0f}, from {min(values):,} to {max(values):,}"
-            for name, values in counts
+            for name, values in counts.items()
             if values
         ]
         without = sum(not count for count in positives.values())
@@ -69,14 +67,8 @@ def describe_tested_epoch(record: Mapping[str, Any]) -> str:
 
 MEASURED = {  # entries of results.json, of which each has numbers by task
     "calibration": ("Calibration", "Before and after the map of the probabilities, which the validation rows taught."),
-    "thresholds": (
-        "Decisions by a threshold",
-        "It is chosen on the validation rows; predicted: the share of rows above it.",
-    ),
-    "intervals": (
-        "Intervals",
-        "coverage: the share of the labels inside of intervals of this level; width: their mean.",
-    ),
+    "thresholds": ("Decisions by a threshold", "The validation rows chose it; predicted: the share of rows above it."),
+    "intervals": ("Intervals", "coverage: the share of the labels inside of them; width: their mean, in units."),
 }
 
 
