@@ -16,6 +16,7 @@ import pytest
 from omegaconf import DictConfig
 
 import mtl
+from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.config.resume import places_of
@@ -24,6 +25,7 @@ from mtl.use import run_page
 SMALL = {"embedding_dim": 4, "num_experts": 2, "expert_units": [8], "head_units": [8], "max_epochs": 2}
 NASTY = "<script>alert(1)<b>|"
 OPTIONS = {"logger": "csv", "trainer.accelerator": "cpu", "callbacks.routing.figures": True}
+ERRORS = ("kind: recall by class", "Prediction minus label: quantiles")
 SECTIONS = ["How good it is", "Losses by epoch", "Where it is wrong", "Experts by task", "On what it relies"]
 
 
@@ -65,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_of_a_run_has_all_sections(run: Path) -> None:
     page, headings = page_of(run)
     tasks = [f"{NASTY}$_", "bought", "size", "kind"]
-    assert [each for each in headings if each not in ("Prediction minus label: quantiles", *tasks)] == [
+    assert [each for each in headings if each not in (*ERRORS, *tasks)] == [
         *SECTIONS,
         "Largest errors",
         "Costs",
@@ -78,6 +80,10 @@ def test_the_page_of_a_run_has_all_sections(run: Path) -> None:
     text = (run / "summary.md").read_text()
     assert f"{tasks[0].replace('<', '&lt;')}: auroc" in text.replace("\\", "")
     assert "better than constant" in text
+    assert "| bought | 60 | 0 | 0 (0.0%) |" in text  # labels, missing, positives
+    assert "| size | 40 | 20 |" in text
+    epoch = int(read(run)["epoch"])
+    assert f"Tested: epoch {epoch} of 0 to 1, the best by val/loss on the validation rows" in text.replace("\\", "")
     assert "nan" not in text.partition("## On what it relies")[2].partition("##")[0]  # bought has no auroc
 
 
@@ -101,7 +107,7 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     (run / "results.json").write_text(json.dumps(record | {"advice": ["Train longer."]}))
     main([str(run), "--curve", "val/nothing", "--latex"])
     _, headings = page_of(run)
-    assert [each for each in headings if each != "Prediction minus label: quantiles"] == [*SECTIONS[:4], "Costs"]
+    assert [each for each in headings if each not in ERRORS] == [*SECTIONS[:4], "Costs"]
     printed = capsys.readouterr().out
     assert "Train longer." in printed
     gone = "The test rows cannot be read again, so what needs them is left out"
