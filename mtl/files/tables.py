@@ -34,12 +34,16 @@ class Bold(str):
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names the rows; ``notes``: sentences below it. Texts are never markup."""
+    """A table whose first column names the rows; ``notes``: sentences below it. Texts are never markup.
+
+    ``folded``: whether pages show only its title until the reader opens it.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     notes: Sequence[str] = ()
+    folded: bool = False
 
     @property
     def numeric(self) -> list[bool]:
@@ -92,6 +96,8 @@ class Table:
         lines.insert(1, ["--:" if numeric else "---" for numeric in self.numeric])
         cells = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         title = f"### {markdown(self.title)}" if self.title else ""
+        if self.folded:  # Markdown takes this HTML as it is
+            title, cells = f"<details><summary>{escape(escape_control(self.title))}</summary>", f"{cells}\n\n</details>"
         return "\n\n".join(part for part in (title, cells, bullets(self.notes)) if part)
 
     def latex(self) -> str:

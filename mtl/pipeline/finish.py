@@ -93,7 +93,7 @@ def write(
         by_slice = slices.read(record["slices"])
         record["advice"] += slices.sentences(by_slice)
         for run_logger in loggers:
-            run_logger.log_markdown("slices", slices.table_of(by_slice, record["main_metrics"]).markdown())
+            run_logger.log_markdown("slices", slices.tables_of(by_slice, record["main_metrics"])[0].markdown())
     if cfg.get("predictions") and not caller.trial:  # a search would write as many as it has trials
         digests = {split: data.rows_digest(split) for split in row_info}
         write_predictions(folder / PREDICTIONS, predictions, [*tasks], row_info, digests)

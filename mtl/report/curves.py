@@ -19,7 +19,7 @@ from mtl.checks import InputError, first_line, join_names, require
 from mtl.files.escaping import escape_mathtext
 from mtl.files.run_files import MAX_STEP_LOG_BYTES, checked_file
 
-BAND = 0.9  # level of the confidence interval
+BAND = 0.95  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
 _SIZE = (5.6, 3.6)  # inches of the panel and its labels, without the legend; two stand side by side in a page
 _BELOW = 66  # characters of names in a line of the legend
@@ -117,7 +117,13 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
         axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     over = f" of {window} steps" if window > 1 else ""
     metric = escape_mathtext(metric)
-    band = f": mean and its {BAND:.0%} confidence interval" if max(counts) > 2 else ": mean" if max(counts) > 1 else ""
+    band = (
+        f": mean and its {BAND * 100:.0f} % confidence interval"
+        if max(counts) > 2
+        else ": mean"
+        if max(counts) > 1
+        else ""
+    )
     axes.set(xlabel="training step", ylabel=metric, title=f"{metric}{over}{band}")
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")

@@ -106,13 +106,12 @@ def _of_binary(
     _draw_curves(axes, predictions, draw, metric)
     if not axes.lines:
         return None
-    caption = f"{title}; the legend has {metric}"
     if draw is _reliability:
-        caption += f". {_GROUPS} groups of equally many rows, by prediction: on the diagonal, probabilities are right"
+        caption = f"{_GROUPS} groups of equally many rows, by prediction: on the diagonal, probabilities are right"
     else:
         left_out = [task.name for task, rows in predictions if not _has_both_classes(rows)]
-        caption += f". Undefined, since the test rows have one class: {', '.join(left_out)}" if left_out else ""
-    return picture(figure, caption)
+        caption = f"Undefined, since the test rows have one class: {', '.join(left_out)}" if left_out else ""
+    return picture(figure, caption, title)
 
 
 def draw_reliability(axes: Axes, predictions: Sequence[Predictions]) -> None:
@@ -166,7 +165,7 @@ def _confusion(task: TaskSpec, rows: LabeledPredictions) -> Picture:
     axes.set_xticks(range(len(names)), short, rotation=90 if max(map(len, short)) > 2 else 0, fontsize=8)
     axes.set_yticks(range(len(names)), short, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the rows of a label")
-    return picture(figure, f"{task.name}: test rows by label and predicted class")
+    return picture(figure, "Number of test rows", f"{task.name}: test rows by label and predicted class")
 
 
 def _scatter(task: TaskSpec, rows: LabeledPredictions) -> Picture:
@@ -177,8 +176,8 @@ def _scatter(task: TaskSpec, rows: LabeledPredictions) -> Picture:
         axes.set(xscale="log", yscale="log")
     ends = min(label.min(), prediction.min()), max(label.max(), prediction.max())
     axes.plot(ends, ends, color="0.5", linewidth=0.8, linestyle=":", zorder=3)
-    some = f", {len(label):,} of {len(rows):,} test rows" if len(label) < len(rows) else ""
-    return picture(figure, f"{task.name}: prediction over label{some}; on the dotted line they are equal")
+    some = f"{len(label):,} of {len(rows):,} test rows; on" if len(label) < len(rows) else "On"
+    return picture(figure, f"{some} the dotted line, both are equal", f"{task.name}: prediction over label")
 
 
 def _axes(across: str, up: str, title: str, size: float = 0.0) -> tuple[Figure, Axes]:

@@ -35,16 +35,16 @@ _TEMPLATES.filters["base64"] = lambda png: base64.b64encode(png).decode()
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with its ``caption``; ``width`` in CSS pixels. ``beside``: whether Markdown links it as a file.
+    """A PNG of ``width`` CSS pixels; ``caption``: what the picture itself does not say, "" for nothing.
 
-    ``drawn_by_run``: whether it is a run's picture of its experts. In HTML these begin a line of their own.
+    ``alt``: what it shows, by default the caption. ``beside``: whether Markdown links it as a file.
     """
 
     caption: str
     png: bytes = field(repr=False)
     width: int = 0
     beside: bool = True
-    drawn_by_run: bool = False
+    alt: str = ""
 
 
 class Link(NamedTuple):
@@ -128,7 +128,7 @@ class Page:
             command = f"```\n{escape_control(section.command)}\n```" if section.command else ""
             tables = [table.markdown() for table in section.tables]
             content = [section.stored, bullets(section.lines), command, *tables, bullets(section.notes)]
-            content += [f"![{markdown(p.caption)}]({files[id(p)]})" for p in section.figures if id(p) in files]
+            content += [f"![{markdown(p.alt or p.caption)}]({files[id(p)]})" for p in section.figures if id(p) in files]
             parts += [f"## {markdown(section.title)}", *content] if any(content) else []
         end = f"{bullets(self.provenance)}\n* {self.csv_title} {Link(csv, csv).markdown()}"
         parts += ["## Where the numbers come from", end]
@@ -145,17 +145,17 @@ class Page:
         write_text(folder / PAGE, self.html())
 
 
-def picture(figure: Figure, caption: str) -> Picture:
+def picture(figure: Figure, caption: str, alt: str = "") -> Picture:
     """Return ``figure``, including legends beside its panels, as a picture of a page."""
     data = BytesIO()
     figure.savefig(data, format="png", dpi=_DPI, bbox_inches="tight", metadata={"Software": None})
-    return Picture(caption, data.getvalue(), round(96 / _DPI * _width(data.getvalue())))
+    return Picture(caption, data.getvalue(), round(96 / _DPI * _width(data.getvalue())), alt=alt)
 
 
-def picture_of(path: Path, run: Path, caption: str, beside: bool) -> Picture:
+def picture_of(path: Path, run: Path, caption: str, beside: bool, alt: str) -> Picture:
     """Return the PNG in a file, which ``run`` drew, as a picture of a page. Raises InputError."""
     png = checked_file(path, run).read_bytes()
-    return Picture(caption, png, round(96 / _DPI * _width(png)), beside, drawn_by_run=True)
+    return Picture(caption, png, round(96 / _DPI * _width(png)), beside, alt)
 
 
 def _width(png: bytes) -> int:

@@ -174,9 +174,11 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
         curves, missing = curves_of(pairs, metric, window)
         notes += [f"No curve: {missing[0]}."] if metric in windows and len(missing) == len(pairs) else []
         if not curves.is_empty():
-            caption = f"{metric} over training{', at the steps that all runs have' if len(pairs) > 1 else ''}"
-            caption += f", mean of the latest {window} steps" if window > 1 else ""
-            drawn.append(picture(draw(curves, runs.heading, metric, window), caption))
+            notes_on_steps = ["at the steps that all runs have"] if len(pairs) > 1 else []
+            notes_on_steps += [f"mean of the latest {window} steps"] if window > 1 else []
+            alt = ", ".join([f"{metric} over training", *notes_on_steps])
+            caption = ", ".join(notes_on_steps).capitalize()
+            drawn.append(picture(draw(curves, runs.heading, metric, window), caption, alt))
     return drawn, notes
 
 
@@ -186,10 +188,12 @@ def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list
     for run, setting in runs.table.select("run", "setting").rows():
         if not by_setting.get(setting):
             folder, beside = Path(run), {stem for stem, settings in linked.items() if setting in settings}
-            title = folder.name if setting == ALL else f"{setting} ({folder.name})"
+            title = "" if setting == ALL else f"{setting} ({folder.name})"
             paths = [path for pattern in _PICTURES for path in sorted((folder / "routing").glob(pattern))]
             by_setting[setting] = [
-                picture_of(path, folder, f"{title}: {path.stem.replace('_', ' ')}", path.stem in beside)
+                picture_of(
+                    path, folder, title, path.stem in beside, f"{title or folder.name}: {path.stem.replace('_', ' ')}"
+                )
                 for path in paths
             ]
     return [picture for pictures in by_setting.values() for picture in pictures][:MAX_PICTURES]

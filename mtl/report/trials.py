@@ -28,7 +28,7 @@ from mtl.report.statistics import Value
 BEST_TRIALS_FRACTION = 0.05  # the share of the trials, the best by validation, that COMET's tables average
 PRUNED = "pruned"  # state of a run
 SIZES = (1, 2, *range(5, 251, 5))  # numbers of trials, as in COMET
-_SIZE = (10.8, 4.3)  # inches, without the legend
+_SIZE = (5.2, 3.6)  # inches, without the legend
 _WIDE = 10  # the scale is logarithmic if the largest value is more than this many times the smallest
 _LABELLED = (1, 2, 5, 10, 20, 50, 100, 200)  # of SIZES, on the axis
 
@@ -99,10 +99,13 @@ def section_of_trials(
         "expectations over draws with replacement instead of resamples). Behind each name: the finished trials that "
         "are drawn from."
     )
-    figure = picture(draw(budgets, *names), caption)
+    titles = {"validation": f"{names[0]} to expect", "test": f"{names[1]} of that trial"}
+    captions = {"validation": caption, "test": ""}
+    drawn = [picture(draw(budgets, name, title), captions[name], title) for name, title in titles.items()]
     columns = zip(("validation", "test"), names, strict=True) if len(budgets) > 1 else ()
     tables = [ratios(budgets, attribute, name, trials.higher) for attribute, name in columns]
-    return replace(section, tables=[*section.tables, *tables], figures=[figure, *section.figures])
+    tables, figures = [*section.tables, *tables], [*drawn, *section.figures]
+    return replace(section, tables=tables, figures=figures)
 
 
 def _name(column: str) -> str:
@@ -193,27 +196,24 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
     return Table(header, rows, f"Tuning budget: {name}", [note])
 
 
-def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
-    """Draw both expected values over the number of trials, each in its own panel, with a line for each setting."""
+def draw(budgets: Sequence[Budget], attribute: str, title: str) -> Figure:
+    """Draw the ``attribute`` of ``budgets``, "validation" or "test", over the number of trials, a line for each."""
     figure = Figure(figsize=_SIZE, layout="tight")
-    panels = figure.subplots(1, 2)
+    axes = figure.add_subplot()
     most = max(budget.whole for budget in budgets)
-    titles = (escape_mathtext(f"{validation} to expect"), escape_mathtext(f"{test} of that trial"))
-    for axes, title, attribute in zip(panels, titles, ("validation", "test"), strict=True):
-        every = [value for budget in budgets for value in getattr(budget, attribute)]
-        for index, budget in enumerate(budgets):
-            sizes = [size for size in SIZES if size <= budget.whole]
-            values = [getattr(budget, attribute)[size - 1] for size in sizes]
-            axes.plot(
-                sizes, values, marker=".", label=escape_mathtext(f"{budget.setting} ({budget.whole})"), **look(index)
-            )
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set(xlabel="number of trials of the search", title=title)
-        if min(every) > 0 and max(every) > _WIDE * min(every):  # runs that diverged would flatten all else
-            axes.set_yscale("log")
-        axes.grid(alpha=0.25)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, fontsize=8, title="gate (trials)")
+    every = [value for budget in budgets for value in getattr(budget, attribute)]
+    for index, budget in enumerate(budgets):
+        sizes = [size for size in SIZES if size <= budget.whole]
+        values = [getattr(budget, attribute)[size - 1] for size in sizes]
+        label = escape_mathtext(f"{budget.setting} ({budget.whole})")
+        axes.plot(sizes, values, marker=".", label=label, **look(index))
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set(xlabel="number of trials of the search", title=escape_mathtext(title))
+    if min(every) > 0 and max(every) > _WIDE * min(every):  # runs that diverged would flatten all else
+        axes.set_yscale("log")
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, title="gate (trials)", title_fontsize=8)
     return figure

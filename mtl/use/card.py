@@ -53,7 +53,8 @@ def card(model: TrainedModel, results: Any, name: str) -> str:
         *(table.markdown() for table in metrics),
     ]
     if results.slices:
-        parts.append(slices.table_of(slices.read(results.slices), results.main_metrics).markdown())
+        by_slice = slices.tables_of(slices.read(results.slices), results.main_metrics)
+        parts += [table.markdown() for table in by_slice]
     rows = ", ".join(f"{count:,} {split}" for split, count in results.data.rows.items() if isinstance(count, int))
     files = ", ".join(results.data.files)
     limits = [

@@ -99,14 +99,14 @@ def write_run_page(
         panels = {"all tasks": ["train/loss", "val/loss"], **panels}
     drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
-    losses = [picture(figure, f"{name} by epoch") for name, figure in drawn.items()]
+    losses = [picture(figure, "", f"{name} by epoch") for name, figure in drawn.items()]
     sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
     predictions = [(task, rows) for task, rows in predictions if task.name in shown_tasks]
     wrong, by_class = pictures_of_errors(predictions), recalls(predictions)
     sections.append(Section("Where it is wrong", tables=[*by_class, *residuals(predictions)], figures=wrong))
     if results.slices:
-        by_slice = slices.table_of(slices.read(results.slices), results.main_metrics)
-        sections.append(Section("For whom it is worse", tables=[by_slice]))
+        by_slice = slices.tables_of(slices.read(results.slices), results.main_metrics)
+        sections.append(Section("For whom it is worse", tables=by_slice))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
     if table is not None:
         sections += _of_table(table, predictions, shown_tasks)

@@ -26,6 +26,8 @@ from mtl.types import TaskSpec
 MAX_SLICES = 20
 LEVEL = 0.05  # of p-values, corrected for the number of slices and tasks
 MAX_SLICES_NAMED = 3  # slices in sentences
+MAX_SLICES_SHOWN = 10  # slices of a table; the others are folded
+MIN_SLICE_ROWS = 20  # labelled test rows of a slice that is not folded
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Slice:
         if self.score is None or self.rest is None or better is None:
             return math.nan
         return (self.rest - self.score) * (1 if better else -1)
+
+    @property
+    def standard_lag(self) -> float:
+        """The lag in standard errors of the score; minus infinity if it is unknown."""
+        return self.lag / self.sem if self.sem and not math.isnan(self.lag) else -math.inf
 
     @property
     def differs(self) -> bool:
@@ -157,11 +164,14 @@ def sentences(slices: Sequence[Slice]) -> list[str]:
     return [f"Worse than elsewhere: {'; '.join([*parts, *more])}."] if parts else []
 
 
-def table_of(slices: Sequence[Slice], mains: dict[str, str]) -> Table:
-    """Return a table of the main metrics, task by task, the slices that lag behind the rest most first."""
+def tables_of(slices: Sequence[Slice], mains: dict[str, str]) -> list[Table]:
+    """Return a table of the main metrics of the slices that matter most, and a folded one of the others, if any.
+
+    Those matter that lag behind the rest by the most standard errors, and have ``MIN_SLICE_ROWS`` rows.
+    """
     of_mains = [part for part in slices if mains.get(part.task) == part.metric]
-    tasks = list(mains)
-    of_mains.sort(key=lambda part: (tasks.index(part.task), part.p is None, math.isnan(part.lag), -part.lag))
+    of_mains.sort(key=lambda part: (part.rows < MIN_SLICE_ROWS, -part.standard_lag))
+    num_shown = min(MAX_SLICES_SHOWN, sum(part.rows >= MIN_SLICE_ROWS for part in of_mains)) or len(of_mains)
     rows = []
     for part in of_mains:
         score = f"{part.metric} {with_error(part.score, part.sem)}"
@@ -169,8 +179,12 @@ def table_of(slices: Sequence[Slice], mains: dict[str, str]) -> Table:
         cells += [number(part.rest, 4), number(part.p, 2)]
         rows.append([Bold(cell) for cell in cells] if part.differs else cells)
     note = (
-        "Main metric ± bootstrap standard error of the labelled test rows of a slice and of all others. p: that the "
-        "difference is chance, corrected for the number of differences in this table (Holm's method), bold if it is "
-        f"below {LEVEL}; slices of fewer than {MIN_ROWS} rows have none."
+        "The slices that lag behind all other rows by the most standard errors come first. Main metric ± bootstrap "
+        "standard error of the labelled test rows of a slice and of all others. p: that the difference is chance, "
+        f"corrected for the number of all slices and tasks (Holm's method), bold if it is below {LEVEL}; slices of "
+        f"fewer than {MIN_ROWS} rows have none."
     )
-    return Table(["task", "slice", "rows", "metric", "elsewhere", "p"], rows, notes=[note])
+    header = ["task", "slice", "rows", "metric", "elsewhere", "p"]
+    tables = [Table(header, rows[:num_shown], notes=[note])]
+    others = rows[num_shown:]
+    return [*tables, *([Table(header, others, f"{len(others)} other slices", folded=True)] if others else [])]

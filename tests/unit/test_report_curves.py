@@ -49,7 +49,7 @@ def test_means_and_intervals_by_hand(sweep: Path) -> None:
     write_curve(sweep / "4_x", 0.0, 2, {0: 6.0, 10: 3.0})
     table, _ = curves.curves_of([(str(sweep / f"{number}_x"), "one") for number in (0, 1, 4)], "val/loss")
     error = 2 / math.sqrt(3)  # of 4, 8 and 6
-    quantile = 0.9 / math.sqrt(2 * 0.95 * 0.05)  # of Student's t with two degrees of freedom
+    quantile = 0.95 / math.sqrt(2 * 0.975 * 0.025)  # of Student's t with two degrees of freedom
     assert (table["low"][0], table["high"][0]) == pytest.approx((6 - quantile * error, 6 + quantile * error))
     alone, _ = curves.curves_of([(str(sweep / "0_x"), "one")], "val/loss")
     assert alone.rows()[0] == ("one", 1, 0, 4.0, 4.0, 4.0)

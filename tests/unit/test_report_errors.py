@@ -41,7 +41,7 @@ def test_errors_are_those_of_rows_with_a_label() -> None:
 def test_a_task_with_one_class_among_the_rows_has_no_roc() -> None:
     logits = torch.linspace(0.01, 0.99, 30).logit()
     none = predicted(TaskSpec("_click$", "binary"), logits, torch.zeros(30))
-    assert [each.caption.partition(";")[0] for each in pictures_of_errors([none])] == ["Reliability"]
+    assert [each.alt for each in pictures_of_errors([none])] == ["Reliability"]
     both = predicted(TaskSpec("buy", "binary"), logits, torch.arange(30) % 2.0)
     drawn = pictures_of_errors([none, both])
     assert ["_click$" in each.caption for each in drawn] == [False, True, True]
@@ -52,7 +52,7 @@ def test_a_confusion_matrix_sums_the_rarer_classes(monkeypatch: pytest.MonkeyPat
     label = torch.arange(30).repeat_interleave(torch.arange(1, 31))
     pair = predicted(task, torch.eye(30)[(label + 1) % 30], label)
     seen = []
-    monkeypatch.setattr("mtl.report.errors.picture", lambda figure, caption: seen.append(figure))
+    monkeypatch.setattr("mtl.report.errors.picture", lambda figure, *texts: seen.append(figure))
     pictures_of_errors([pair])
     [axes] = [axes for axes in seen[0].axes if axes.get_ylabel() == "label"]
     assert [each.get_text() for each in axes.get_xticklabels()] == [*map(str, range(11, 30)), "11 others"]

@@ -82,11 +82,20 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert "Published, but no run has it: test/other." in page
 
 
-def test_pictures_of_experts_begin_a_line_of_their_own() -> None:
-    curve = picture(Figure(figsize=(1, 1)), "a curve")
-    drawn_by_run = replace(curve, drawn_by_run=True)
-    page = html_of(Section("", figures=[curve, drawn_by_run, drawn_by_run]))
-    assert re.findall("<div>|<figure", page) == ["<figure", "<div>", "<figure", "<figure"]
+def test_a_picture_has_a_caption_only_if_it_says_more_than_the_picture() -> None:
+    silent, spoken = (replace(picture(Figure(figsize=(1, 1)), text, "click by epoch"), width=640) for text in ("", "b"))
+    page = html_of(Section("", figures=[silent, spoken]))
+    assert page.count('alt="click by epoch"') == 2
+    assert re.findall("<figcaption>(.*?)</figcaption>", page) == ["b"]
+    assert page.count("--width: 640px") == 2  # no wider than the screen: see the style sheet
+
+
+def test_a_folded_table_shows_its_title_alone() -> None:
+    table = Table(["x"], [["1"]], "2 <others>", folded=True)
+    assert "<details><summary>2 &lt;others&gt;</summary>" in html_of(Section("", tables=[table]))
+    written = table.markdown()
+    assert written.startswith("<details><summary>2 &lt;others&gt;</summary>\n\n| x |")
+    assert written.endswith("\n\n</details>")
 
 
 def test_verdicts_have_colours_and_no_other_text_has() -> None:

@@ -119,6 +119,22 @@ def test_a_metric_without_a_direction_is_neither_worse_nor_better() -> None:
     assert slices.sentences([found]) == []
 
 
+def test_the_slices_that_matter_come_first_and_the_others_are_folded() -> None:
+    """Those with the largest lag in standard errors; small and unknown ones are last, and never above the fold."""
+    many = [slices.Slice("c", f"v{n}", "a", "auroc", 100, 0.7, 0.01 * (1 + n), 0.8) for n in range(13)]
+    odd = [
+        slices.Slice("c", "small", "a", "auroc", 19, 0.1, 0.01, 0.8),
+        slices.Slice("c", "undefined", "a", "auroc", 50, None, None, 0.8),
+        slices.Slice("c", "other metric", "a", "ece", 50, 0.1, 0.01, 0.2),
+    ]
+    shown, folded = slices.tables_of([*odd, *reversed(many)], {"a": "auroc"})
+    assert [row[1] for row in shown.rows] == [f"c: v{n}" for n in range(10)]
+    assert [row[1] for row in folded.rows] == ["c: v10", "c: v11", "c: v12", "c: undefined", "c: small"]
+    assert (folded.folded, folded.title) == (True, "5 other slices")
+    [alone] = slices.tables_of(odd[:1], {"a": "auroc"})
+    assert (len(alone.rows), alone.folded) == (1, False)
+
+
 @pytest.mark.parametrize("values", [[3, 3, 4, None], [3.0, 3.0, 4.0, None], ["3", "3", "4", ""]])
 def test_names_of_slices_do_not_depend_on_the_type_of_the_column(values: list[object], run: Path) -> None:
     names = slices.values_of(pl.Series("other", values), load(run).encoder)
