@@ -23,18 +23,18 @@ from mtl.files.run_files import COMMAND, read_json
 from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.predictions import class_names
-from mtl.report.baseline_comparison import improvement
+from mtl.report.baseline_comparison import describe_many_tasks, describe_task
 from mtl.report.curves import curves_by_epoch
 from mtl.report.errors import Predictions, pictures_of_errors, recalls, residuals
 from mtl.report.page import Page, Section, picture
 from mtl.report.runs import Results, config, read_results, read_runs
 from mtl.report.section import costs_of, pictures_of_experts
-from mtl.report.statistics import Verdict
 from mtl.report.summary import describe_runs
 from mtl.runs.predictions_file import read_predictions
 from mtl.runs.results import MOST_TASKS, best_and_worst, by_task, rankings
 from mtl.runs.test_rows import describe_tested_epoch, labels_by_task, measured_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
+from mtl.training.metrics import value_of
 from mtl.types import ROW, TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -100,7 +100,8 @@ def write_run_page(
     drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     losses = [picture(figure, "", f"{name} by epoch") for name, figure in drawn.items()]
-    sections = [_overview(results, notes), Section("Losses by epoch", figures=losses)]
+    errors = {task.name: _error(task, rows, results) for task, rows in predictions if len(tasks) <= MAX_LISTED_TASKS}
+    sections = [_overview(results, notes, errors), Section("Losses by epoch", figures=losses)]
     predictions = [(task, rows) for task, rows in predictions if task.name in shown_tasks]
     wrong, by_class = pictures_of_errors(predictions), recalls(predictions)
     sections.append(Section("Where it is wrong", tables=[*by_class, *residuals(predictions)], figures=wrong))
@@ -117,18 +118,31 @@ def write_run_page(
     return sections
 
 
-def _overview(results: Results, notes: Sequence[str]) -> Section:
-    """Return advice, the main metrics in words, and the table of all metrics beside those of other models."""
+def _overview(results: Results, notes: Sequence[str], errors: Mapping[str, float | None] | None = None) -> Section:
+    """Return a sentence on each task, or a few on many, advice, and the table of all metrics beside other models'.
+
+    ``errors``: the standard errors of the main metrics, by task.
+    """
     numbers = results.measured, results.main_metrics, results.best_epochs
-    means, table = by_task(*numbers), by_task(*numbers, most=MAX_LISTED_TASKS)
-    lines = [_sentence(*main, results) for main in results.main_metrics.items()] if isinstance(means, Table) else []
-    lines = lines or [line.strip() for line in str(means).splitlines()]
-    tables = [table] if isinstance(table, Table) else rankings(*numbers[:2], results.data.test_labels)
+    table = by_task(*numbers, most=MAX_LISTED_TASKS)
+    if isinstance(table, Table):
+        mains, tables = results.main_metrics.items(), [table]
+        lines = [describe_task(results.measured, *main, (errors or {}).get(main[0])) for main in mains]
+        notes = [*notes, "In brackets: 95 % intervals over the test rows, of this one training."]
+    else:
+        lines = [describe_many_tasks(*numbers[:2]), *(line.strip() for line in table.splitlines())]
+        tables = rankings(*numbers[:2], results.data.test_labels)
     record = results.model_dump()
     labels, tested = labels_by_task(record["data"]), describe_tested_epoch(record)
     tables += [*([labels] if isinstance(labels, Table) else []), *measured_by_task(record)]
-    lines += [text for text in (tested, labels) if isinstance(text, str) and text]
-    return Section("How good it is", [*results.advice, *lines], tables=tables, notes=notes)
+    lines += [text for text in (tested, labels) if isinstance(text, str)]
+    return Section("How good it is", [*filter(None, lines), *results.advice], tables=tables, notes=notes)
+
+
+def _error(task: TaskSpec, rows: LabeledPredictions, results: Results) -> float | None:
+    """Return the standard error of the main metric of a task; None if it has none."""
+    metric = results.main_metrics.get(task.name)
+    return slices.spread(lambda part: value_of(task.kind, metric, part[0]), rows, metric) if metric else None
 
 
 def _shown_tasks(results: Results) -> list[str]:
@@ -141,25 +155,6 @@ def _shown_tasks(results: Results) -> list[str]:
         best, worst = best_and_worst(results.measured, mains, metric, results.data.test_labels, count)
         shown_tasks += [*best, *worst]
     return shown_tasks or [*mains][:MOST_TASKS]
-
-
-def _sentence(task: str, metric: str, results: Results) -> str:
-    """Return the main metric of a task, and whether it is better on these rows than those of the other models."""
-    measured, parts = results.measured, list[str]()
-    for model in measured.models():
-        difference = None if model == measured.in_use else improvement(measured, model, task, metric)
-        if difference is None:
-            continue
-        value, verdict = number(measured.value(task, metric, model=model)), difference.verdict()
-        if difference.sem is None:  # too few rows, or too many tasks
-            parts.append(f"beside {model} ({value})")
-            continue
-        link = "against" if verdict == Verdict.UNDECIDED else "than"
-        apart = f"{number(difference.mean, 3, '+')} ± {number(difference.sem, 2)}"
-        parts.append(f"{verdict} {link} {model} ({value}, lead {apart})")
-    where = ", on these test rows " if parts else ""
-    value = number(measured.value(task, metric, model=measured.in_use))
-    return f"{task}: {metric} {value}{where}{', '.join(parts)}"
 
 
 def _tested_table(

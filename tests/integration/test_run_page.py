@@ -79,7 +79,8 @@ def test_the_page_of_a_run_has_all_sections(run: Path) -> None:
     assert "<script" not in page
     text = (run / "summary.md").read_text()
     assert f"{tasks[0].replace('<', '&lt;')}: auroc" in text.replace("\\", "")
-    assert "better than constant" in text
+    assert "better than a constant" in text
+    assert "bought: auroc is undefined on these test rows. Next: " in text
     assert "| bought | 60 | 0 | 0 (0.0%) |" in text  # labels, missing, positives
     assert "| size | 40 | 20 |" in text
     epoch = int(read(run)["epoch"])

@@ -15,7 +15,7 @@ from mtl.cli.use import predict
 from mtl.pipeline import finish
 from mtl.pipeline.advice import advice, never_predicted, skill_score
 from mtl.pipeline.run import run
-from mtl.report.baseline_comparison import compare_with_baselines
+from mtl.report.baseline_comparison import compare_with_baselines, describe_many_tasks, describe_task
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
 from mtl.training.labeled_predictions import LabeledPredictions
@@ -74,6 +74,54 @@ def test_quick_models_are_better_or_worse_only_beyond_the_error_of_the_test_rows
     assert compare_with_baselines(alone, RECORD["main_metrics"]) == []
 
 
+def measured_with(metric: str, lead: float, sem: float | None, constant: float = 0.5) -> Measurements:
+    """Return a network of value 0.8 whose lead over a linear model has the error ``sem``; a forest is further away."""
+    leads = {"constant": (0.8 - constant, 0.05), "linear": (lead, sem), "forest": (2 * abs(lead) + 0.1, 0.01)}
+    sign = -1 if metric == "mse" else 1
+    models = {model: {f"a/{metric}": 0.8 - sign * by} for model, (by, _) in leads.items()}
+    known = {f"network - {m}": {f"a/{metric}": [sign * by, sem]} for m, (by, sem) in leads.items() if sem is not None}
+    return Measurements.from_plain({"test": {"network": {f"a/{metric}": 0.8}, **models, **known}})
+
+
+@pytest.mark.parametrize("metric", ["auroc", "mse"])
+@pytest.mark.parametrize(
+    ("lead", "sem", "verdict", "advised"),
+    [
+        (0.02, 0.005, "better than linear, the best", "look below where it is wrong"),
+        (0.02, 0.02, "undecided against linear, the best", "more test rows would tell these two apart"),
+        (-0.02, 0.005, "worse than linear, the best", "use linear, or search better options with mtl tune"),
+        (0.02, None, "beside linear, the best", "test on more rows"),
+    ],
+)
+def test_a_task_has_one_line_with_what_to_do_next(
+    metric: str, lead: float, sem: float | None, verdict: str, advised: str
+) -> None:
+    text = describe_task(measured_with(metric, lead, sem), "a", metric, 0.01)
+    assert text.startswith(f"a: {metric} 0.800 [0.780, 0.820], better than a constant (")  # 0.8 -+ 1.96 * 0.01
+    assert verdict in text
+    assert f"Next: {advised}" in text
+    assert "forest" not in text
+
+
+def test_a_task_says_what_is_unknown() -> None:
+    unlearned = measured_with("auroc", 0.02, 0.02, constant=0.75)
+    text = describe_task(unlearned, "a", "auroc")
+    assert "auroc 0.8000, undecided against a constant (0.7500, lead +0.050 [-0.048, 0.148])" in text
+    assert "Next: check its labels and inputs" in text
+    assert "auroc 0.80 [0.41, 1.00]," in describe_task(unlearned, "a", "auroc", 0.2)  # not above a perfect one
+    assert describe_task(unlearned, "b", "auroc").startswith("b: auroc is undefined on these test rows. Next: ")
+    alone = Measurements.from_plain({"test": {"network": {"a/auroc": 0.8}}})
+    assert describe_task(alone, "a", "auroc").startswith("a: auroc 0.8000. Next: look below where it is wrong, or ")
+
+
+def test_many_tasks_are_counted() -> None:
+    values = {"network": [0.8, 0.6, None, 0.4], "constant": [0.5, 0.5, 0.5, 0.5], "linear": [0.9, None, 0.2, 0.3]}
+    models = {model: {f"t{n}/auroc": value for n, value in enumerate(of)} for model, of in values.items()}
+    text = describe_many_tasks(Measurements.from_plain({"test": models}), {f"t{n}": "auroc" for n in range(4)})
+    assert text.startswith("Better than constant in 2 of 3 tasks, linear in 1 of 2 tasks where both have a value.")
+    assert describe_many_tasks(Measurements(), {"t": "auroc"}) == ""
+
+
 def test_skill_is_the_way_from_a_constant_to_a_perfect_prediction() -> None:
     assert skill_score("auroc", 0.75, 0.5) == 0.5
     assert skill_score("mse", 0.5, 2.0) == 0.75
@@ -102,7 +150,7 @@ def test_printed_commands_work_as_they_are(
     report(second[second.index("report") + 1 :])
     page = (tmp_path / "my run" / "summary.md").read_text()
     assert "Largest errors" in page
-    assert "beside constant (0.5000)" in page  # 19 rows are too few for an error
+    assert "beside a constant (0.5000)" in page  # 19 rows are too few for an error
     assert "* Advice." in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
     assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]
