@@ -135,7 +135,7 @@ class Page:
         return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
     def html(self) -> str:
-        """Return the page as HTML, without scripts, that loads nothing; light or dark as the reader's."""
+        """Return the page as HTML that loads nothing and whose tables can be sorted; light or dark as the reader's."""
         return _TEMPLATES.get_template("page.html").render(page=self, csv=Link(CSV, CSV))
 
     def write(self, folder: Path) -> None:

@@ -6,9 +6,10 @@ The latter is drawn with one curve for each gate (COMET, appendix F).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from mtl.files.escaping import escape_mathtext
 from mtl.files.formatting import number
 from mtl.files.tables import Table
 from mtl.report.page import Section, picture
-from mtl.report.runs import FINISHED, Runs
+from mtl.report.runs import FINISHED, Runs, numbers, read_results
 from mtl.report.section import missing, section_of
-from mtl.report.statistics import Value
+from mtl.report.statistics import Value, defined, gain
 
 BEST_TRIALS_FRACTION = 0.05  # the share of the trials, the best by validation, that COMET's tables average
 PRUNED = "pruned"  # state of a run
@@ -38,13 +39,66 @@ class Trials:
     """The trials of the searches of some settings; in ``runs.table``, a state can also be "pruned".
 
     ``validation`` is the column by which a search chooses, ``test`` the column that it reports. ``higher``: whether
-    higher values of both are better.
+    higher values of both are better. ``importances``: by setting, of each option. ``defaults``: by setting, the folder
+    of the run without drawn options.
     """
 
     runs: Runs
     validation: str
     test: str
     higher: bool
+    importances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    defaults: Mapping[str, Path] = field(default_factory=dict)
+
+
+def gains_over_defaults(trials: Trials) -> list[str]:
+    """Say for each setting whose defaults were tried what its search gained over them, and how far that is certain."""
+    lines = []
+    for setting, folder in trials.defaults.items():
+        results = read_results(folder)[0]
+        table = trials.runs.table.filter(setting=setting).with_row_index("trial")
+        done = table.filter((pl.col("state") == FINISHED) & pl.col(trials.validation).is_finite())
+        if results is None or results.best is None or done.is_empty():
+            which = "no trial has finished" if done.is_empty() else "the run with the defaults has not finished"
+            lines.append(f"{setting}: {which}, so it is unknown what the search gained.")
+            continue
+        best = done.sort(trials.validation, descending=trials.higher, maintain_order=True).row(0, named=True)
+        defaults = {trials.validation: results.best, trials.test: numbers(results).get(trials.test)}
+        chosen, tested = (
+            f"{_name(column)} {_against(best.get(column), value, trials.higher)}" for column, value in defaults.items()
+        )
+        lines.append(
+            f"{setting}: trial {best['trial']} is the best of {len(done)}. Against the defaults: {chosen}, which is "
+            f"optimistic, since these rows chose it among {len(done)}; {tested}. One run of each: other seeds change "
+            "both."
+        )
+    return lines
+
+
+def _against(value: Value, default: Value, higher: bool) -> str:
+    sizes = [number(next(iter(defined([size])), None)) for size in (value, default)]
+    change = gain(value, default, higher)
+    percent = "undefined" if math.isnan(change) else f"{number(abs(change), 2)} % {'worse' if change < 0 else 'better'}"
+    return f"{sizes[0]} against {sizes[1]}, {percent if change else 'equal'}"
+
+
+def importance_of(trials: Trials) -> Table | None:
+    """Return the importance of the options of each search that has enough trials, the most important first, if any."""
+    columns = {setting: shares for setting, shares in trials.importances.items() if shares}
+    largest = {
+        name: max(shares.get(name, 0.0) for shares in columns.values())
+        for shares in columns.values()
+        for name in shares
+    }
+    rows = [
+        [name, *(f"{shares[name]:.0%}" if name in shares else "" for shares in columns.values())]
+        for name in sorted(largest, key=largest.__getitem__, reverse=True)
+    ]
+    note = (
+        "Share of each option in what sets the best tenth of the trials apart from all, by validation rows (Optuna's "
+        "PED-ANOVA; Watanabe et al. 2023). Rough with fewer than a hundred trials; options that act together share it."
+    )
+    return Table(["option", *columns], rows, "Importance of the options", [note]) if rows else None
 
 
 def best_trials(trials: Trials, best: float = BEST_TRIALS_FRACTION) -> tuple[Runs, list[str]]:
@@ -89,7 +143,10 @@ def section_of_trials(
     counted = f"{best:.0f} trials" if best >= 1 else f"{best:.0%} of its trials"
     rule = f"Of each setting the best {counted} by {_name(trials.validation)}{', at least one' if best < 1 else ''}:"
     others = [note for note in section.notes if note not in missing(runs)]
-    section = replace(section, notes=[rule, *notes, *missing(trials.runs), *others])
+    importance = importance_of(trials)
+    tables = [*section.tables, *([importance] if importance else [])]
+    notes = [rule, *notes, *missing(trials.runs), *others]
+    section = replace(section, lines=gains_over_defaults(trials), tables=tables, notes=notes)
     budgets = budgets_of(trials)
     if max((budget.whole for budget in budgets), default=0) < 2:
         return section
@@ -103,9 +160,8 @@ def section_of_trials(
     captions = {"validation": caption, "test": ""}
     drawn = [picture(draw(budgets, name, title), captions[name], title) for name, title in titles.items()]
     columns = zip(("validation", "test"), names, strict=True) if len(budgets) > 1 else ()
-    tables = [ratios(budgets, attribute, name, trials.higher) for attribute, name in columns]
-    tables, figures = [*section.tables, *tables], [*drawn, *section.figures]
-    return replace(section, tables=tables, figures=figures)
+    further = [ratios(budgets, attribute, name, trials.higher) for attribute, name in columns]
+    return replace(section, tables=[*section.tables, *further], figures=[*drawn, *section.figures])
 
 
 def _name(column: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import optuna
@@ -16,7 +15,7 @@ from rich.console import Console
 from mtl.checks import require
 from mtl.files.formatting import number
 from mtl.files.tables import Table
-from mtl.jobs.work import checked_runs, work, working
+from mtl.jobs.work import JobList, checked_runs, work, working
 from mtl.runs.commands import run_command
 from mtl.tune import definition as definitions
 from mtl.tune.search import Search, monitor_of, study_of
@@ -42,8 +41,11 @@ def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str
     folder = Path(first.paths.output_dir) / "studies" / title
     with working(folder, show and not cfg.storage), opened(cfg.storage, folder) as storage:
         if show is None:
-            jobs = partial(Search, folder=folder, monitor=str(first.monitor), count=cfg.n_trials, retries=cfg.retries)
-            work([jobs(setting=search, seed=cfg.seed, storage=storage) for search in searches], cfg.max_failures)
+            common = {"folder": folder, "monitor": str(first.monitor), "retries": cfg.retries, "seed": cfg.seed}
+            tried = searches if cfg.try_defaults else []
+            sources: list[JobList] = [JobList(setting=search.defaults(), count=1, **common) for search in tried]
+            sources += [Search(setting=search, count=cfg.n_trials, storage=storage, **common) for search in searches]
+            work(sources, cfg.max_failures)
         studies = [study for search in searches if (study := study_of(search.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":

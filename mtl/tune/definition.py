@@ -16,6 +16,8 @@ from mtl.overrides import key_of, last_of_each
 
 FORMAT = 2  # of what the storage holds of a study and its trials; they are refused in another one
 
+DEFAULTS = "defaults"  # folder beside the trials of a method
+
 Space = dict[str, Any]  # see ``mtl.tune.space``
 MaybeSpace = Annotated[Space, Field(default_factory=dict)]
 
@@ -43,6 +45,7 @@ class Study(Searches):
 
     name: FolderName | None
     n_trials: LargeCount
+    try_defaults: bool
     methods: dict[str, MethodEntry]
 
 
@@ -57,6 +60,10 @@ class Definition(Setting):
     sampler: dict[str, Any]
     pruner: dict[str, Any]
     seed: int
+
+    def defaults(self) -> Setting:
+        """Return what all trials share without the options that are searched, which have their defaults."""
+        return Setting(f"{self.name}/{DEFAULTS}", f"{self.label}/{DEFAULTS}".lstrip("/"), self.overrides)
 
     def record(self, monitor: str) -> dict[str, Any]:
         """Return as plain data what must not change between starts of the study."""

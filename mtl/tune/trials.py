@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
+from optuna.importance import get_param_importances
 from optuna.study import Study, StudyDirection, get_all_study_names
 from optuna.trial import FrozenTrial, TrialState
 
@@ -14,9 +15,11 @@ from mtl.checks import require
 from mtl.jobs.setting import run_folder
 from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
 from mtl.report.trials import PRUNED, Trials
+from mtl.tune.definition import DEFAULTS
 from mtl.tune.search import monitor_of, study_of, undamaged
 from mtl.tune.storage import STUDY, opened
 
+MIN_TRIALS = 20  # completed trials from which the importance of options is shown: of fewer, chance decides
 _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
 
 
@@ -66,7 +69,19 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
         studies = [
             (study_name.removeprefix(name).removeprefix("/"), study_of(study_name, storage)) for study_name in names
         ]
-        return read_trials({gate or name: (study, folder / gate) for gate, study in studies if study})
+        found = {gate or name: (study, folder / gate) for gate, study in studies if study}
+        defaults = {gate: run_folder(part, DEFAULTS, 0) for gate, (_, part) in found.items()}
+        return replace(
+            read_trials(found),
+            importances={gate: _importances(study) for gate, (study, _) in found.items()},
+            defaults={gate: path for gate, path in defaults.items() if path.exists()},
+        )
+
+
+def _importances(study: Study) -> dict[str, float]:
+    """Return the share of each option in the spread of the trials' values; {} of fewer than ``MIN_TRIALS``."""
+    values = [trial.value for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])]
+    return get_param_importances(study) if len(values) >= MIN_TRIALS and len(set(values)) > 1 else {}
 
 
 def _folder(trial: FrozenTrial, folder: Path) -> Path:

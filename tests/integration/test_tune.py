@@ -18,15 +18,17 @@ import pytest
 
 from mtl.cli import tune
 from mtl.files.run_files import read_json
-from mtl.jobs.job import JobResult
+from mtl.jobs.job import Job, JobResult, Prune
 from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from mtl.runs.caller import Caller
 from mtl.runs.trial import FITTED, TrialEnd
 from mtl.tune.definition import read
 from mtl.tune.space import distributions, write_overrides
+from mtl.tune.trials import read_study
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, compose_small
+from tests.run_folders import write_run
 
 STUDIES = sorted((ROOT / "conf" / "study").glob("*.yaml"))
 SMALL = [
@@ -159,6 +161,27 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(SystemExit, match=f"^error: {message}"):
             tune.main([f"study={name}", *given])
+
+
+def test_the_defaults_are_a_run_beside_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has none of the options that are searched, is done once, and counts as no trial."""
+    done: dict[str, list[str]] = {}
+
+    def do(job: Job, prune: Prune) -> JobResult:
+        done[job.name] = [override.partition("=")[0] for override in job.overrides]
+        write_run(job.folder, job.overrides, {"loss": 1.0})
+        return JobResult(1.0)
+
+    monkeypatch.setattr("mtl.jobs.job.do", do)
+    given = ["study=synthetic_moe", "gate=topk", "n_trials=1", "try_defaults=true", f"paths.output_dir={tmp_path}"]
+    for _ in range(2):
+        tune.main(given)
+        assert list(done) == ["synthetic_moe/topk/defaults trial 0", "synthetic_moe/topk trial 0"]
+    of_defaults, of_trial = done.values()
+    assert {"gate", "seed"} <= {*of_defaults} < {*of_trial}
+    assert len(of_trial) > len(of_defaults)
+    trials = read_study("synthetic_moe", None, tmp_path / "studies" / "synthetic_moe")
+    assert (len(trials.runs.table), [*trials.defaults]) == (1, ["topk"])
 
 
 def test_no_connection_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     published = {"COMET": {"test/loss": (0.49, 0.01), "test/other": (1.0, None)}}
     section = replace(section_of(read_named_runs(named, NASTY), NASTY, published=published, curves={}), command=NASTY)
     page = html_of(section, NASTY, Bold(NASTY), title=NASTY)
-    assert "<script" not in page
+    assert page.count("<script") == 1  # ours, which sorts tables
     assert "<b>" not in page
     assert not re.search(r"https?:|@import|url\(", page)
     [address, csv] = re.findall(r'(?:src|href)="([^"]*)"', page)

@@ -167,7 +167,7 @@ def test_names_that_a_stranger_chose_are_text(tmp_path: Path, capsys: pytest.Cap
     assert "alert(1)" in text
     for written in (page, text, capsys.readouterr().out):
         assert not re.search("[\x1b\x07\u202e]", written)
-    assert "<script" not in page + text
+    assert (page + text).count("<script") == 1  # ours, which sorts tables
     assert "![p](" not in text
     assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0]]
 

@@ -10,11 +10,23 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.report.trials import SIZES, Budget, best_trials, budget, chances, draw, ratios, required_trials
+from mtl.report.trials import (
+    SIZES,
+    Budget,
+    best_trials,
+    budget,
+    chances,
+    draw,
+    gains_over_defaults,
+    importance_of,
+    ratios,
+    required_trials,
+)
 from mtl.tune.storage import open_storage
 from mtl.tune.trials import read_study, read_trials
 from tests.run_folders import write_run
@@ -137,6 +149,52 @@ def test_the_best_share_of_trials(folder: Path, share: float, count: int) -> Non
     ]
     reverse, _ = best_trials(replace(trials, higher=True), share)
     assert reverse.table.filter(setting="comet")["test/loss"].to_list() == [139.0 - n for n in range(count)]
+
+
+def test_what_a_search_gained_over_the_defaults(folder: Path, tmp_path: Path) -> None:
+    """The best trial by validation is compared, also on rows that chose nothing; what is unknown is said."""
+    trials = read_study("s", None, folder)
+    assert trials.defaults == {}
+    default = write_run(tmp_path / "a", ["x"], {"loss": 80.0}, best=10.0)
+    unfinished = write_run(tmp_path / "b", ["x"], None)
+    [comet, topk] = gains_over_defaults(replace(trials, defaults={"comet": default, "topk": default}))
+    assert (
+        "comet: trial 0 is the best of 40. Against the defaults: validation loss 0.0000 against 10.0000, 100 % better"
+        in comet
+    )
+    assert "optimistic, since these rows chose it among 40; test loss 100.0000 against 80.0000, 25 % worse" in comet
+    assert topk == "topk: no trial has finished, so it is unknown what the search gained."
+    [text] = gains_over_defaults(replace(trials, defaults={"comet": unfinished}))
+    assert text == "comet: the run with the defaults has not finished, so it is unknown what the search gained."
+    write_run(tmp_path / "a", ["x"], {"loss": None}, best=10.0)
+    assert (
+        "test loss 100.0000 against -, undefined"
+        in gains_over_defaults(replace(trials, defaults={"comet": default}))[0]
+    )
+    assert gains_over_defaults(replace(trials, higher=True, defaults={"comet": default}))[0].startswith(
+        "comet: trial 17 is the best of 40. Against the defaults: validation loss 39.0000 against 10.0000, 290 % better"
+    )
+
+
+@pytest.mark.parametrize("count", [19, 20])
+def test_the_importance_of_options_needs_enough_trials(count: int, tmp_path: Path) -> None:
+    storage = open_storage(None, tmp_path)
+    study = optuna.create_study(storage=storage, study_name="s")
+    study.set_user_attr("definition", {"monitor": "val/loss"})
+    draw = np.random.default_rng(0)
+    for _ in range(count):
+        params = {"lr": draw.random(), "dropout": draw.random()}
+        space = dict.fromkeys(params, FloatDistribution(0, 1))
+        study.add_trial(create_trial(value=params["lr"] ** 2, params=params, distributions=space))
+    table = importance_of(read_study("s", None, tmp_path))
+    if count < 20:
+        assert table is None
+        return
+    assert table is not None
+    shares = {name: int(share.removesuffix("%")) for name, share in table.rows}
+    assert list(shares) == ["lr", "dropout"]
+    assert shares["lr"] > 60
+    assert sum(shares.values()) == 100
 
 
 def test_report_of_a_study(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
