@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,16 +32,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
     parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
+    parser.add_argument("--watch", action="store_true", help="follow runs on a page that reloads, until all have ended")
     trusted = "your package, whose classes a run may name"
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trusted)
     where = "the data of the run; default $MTL_DATA_DIR or data"
     parser.add_argument("--data-dir", metavar="FOLDER", help=where)
     with one_line_errors():
         args = parser.parse_args(arguments)
+        if args.watch:
+            watch_runs(args.folders)
         if not (args.also or args.baseline) and (run := finished_run(args.folders)):
             return show_run(run, args.trust, args.curve, args.latex, args.data_dir)
         curves = dict.fromkeys(args.curve, 1)
         compare_runs(args.folders, args.latex, also=args.also, baseline=args.baseline, curves=curves)
+
+
+def watch_runs(folders: Sequence[str]) -> None:
+    """Watch the runs in ``folders`` until all have ended; Ctrl-C ends the program."""
+    studies = [folder for folder in folders if folder.startswith(STUDY_OVERRIDES)]
+    require(not studies, f"{' '.join(studies)}: --watch takes folders, such as outputs/studies/NAME")
+    from mtl.report.page import PAGE
+    from mtl.report.watch import watch
+
+    target = Path(folders[0]) if len(folders) == 1 else Path()
+    print(f"{target / PAGE} shows the runs and reloads itself in a browser; Ctrl-C leaves them alone", flush=True)
+    try:
+        watch([Path(folder) for folder in folders], target)
+    except KeyboardInterrupt:
+        sys.exit(0)
 
 
 def finished_run(folders: Sequence[str]) -> Path | None:

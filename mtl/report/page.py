@@ -91,7 +91,7 @@ class Page:
     """What each comparison shows, the sections, and at the end costs and where the numbers come from.
 
     ``runs``: the table for the CSV beside the page. ``provenance``: sentences on them. ``lead``: paragraphs for the
-    beginning, each of texts that follow each other.
+    beginning, each of texts that follow each other. ``reload_s``: the seconds after which a browser reads it again.
     """
 
     title: str
@@ -99,6 +99,7 @@ class Page:
     runs: pl.DataFrame
     provenance: Sequence[str] = ()
     lead: Sequence[Sequence[str | Link]] = ()
+    reload_s: int = 0
 
     @property
     def findings(self) -> list[tuple[str, str]]:

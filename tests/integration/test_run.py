@@ -18,6 +18,7 @@ from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.pipeline.run import run
 from mtl.report.runs import read_runs
+from mtl.report.watch import progress_of
 from mtl.training.module import MultiTaskModule
 from mtl.training.schedules import SHAPES
 from tests.conftest import ROOT
@@ -217,6 +218,8 @@ def test_a_sweep_started_again_skips_what_has_finished_and_resumes_the_rest(tmp_
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.suffix != ".log"} == finished
     assert json.loads((second / "results.json").read_text())["epochs"] == 12
     assert (second / "train.log").read_text().count("INFO mtl.callbacks.epoch_report: epoch ") == 12
+    epochs, best, _ = progress_of(second / "train.log", "val/loss")
+    assert (epochs, best) == (12, pytest.approx(json.loads((second / "results.json").read_text())["best"], rel=1e-3))
     assert 0 < stopped_at < read(second / "checkpoints" / "last.ckpt")["global_step"]
     words[1] = "seed=1,3"  # another job in the same folder
     outcome = Forked([*words, "hydra.sweep.subdir=0_synthetic_moe_comet_seed1"], tmp_path / "other", cwd=ROOT).wait()
