@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,36 @@ from PIL import Image
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from mtl.files.escaping import escape_control
+from mtl.files.formatting import number
 from mtl.files.run_files import flatten
+from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS, RunLogger
+from mtl.loggers.pictures import GROUP
+from mtl.overrides import LOCAL
 
-MAX_TEST_VALUES = 40  # values of a test beside its loss
-CHOICES = ("data", "network", "gate", "weighting")
+TEST_LOSS = f"{GROUP}/test_loss"  # a chart of one point that HPARAMS needs: in the last group, behind train and val
 
 
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that TensorBoard compares: the main choices, the seed and those that were given."""
+    """Return the options of a run that TensorBoard compares: the gate, the seed, and those of the command line."""
     choices, values = config.get("choices") or {}, flatten(config)
     pairs = [override.lstrip("+~").partition("=") for override in config.get("overrides") or ()]
-    options = {name: choices.get(name) for name in CHOICES} | {"seed": values.get("seed")}
-    options |= {name: values.get(name, text) for name, _, text in pairs if name not in options}
+    options = {"gate": choices.get("gate"), "seed": values.get("seed")}
+    typed = [(name, text) for name, _, text in pairs if name not in options and name.split(".")[0] not in LOCAL]
+    options |= {name: values.get(name, text) for name, text in typed}
     return {name: value if isinstance(value, int | float) else str(value) for name, value in options.items()}
 
 
 class TensorBoardLog(RunLogger, TensorBoardLogger):
     """Write curves and pictures to ``save_dir``, whose name TensorBoard shows as the run.
 
-    TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
-    all values, and the test results, of which the page HPARAMS has loss and metrics, beside the options of the run.
+    TensorBoard draws a chart for each name, so values that are not curves have none: the epoch that Lightning adds to
+    all values, and the test results, which are a table on the page TEXT. The page HPARAMS has the loss of the test
+    beside the options of a run that has trained, both in the folder ``test``; it has no test of another run's network.
     """
 
     config: Mapping[str, Any] | None = None
@@ -46,12 +53,20 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         """Write a point of each curve."""
         curves = {name: value for name, value in metrics.items() if name != "epoch" and not name.startswith("test")}
         super().log_metrics(curves, step)
-        if self.config is not None and "test/loss" in metrics:
-            tasks = {name: float(value) for name, value in metrics.items() if name.count("/") == 2}
-            test_metrics = {"test/loss": float(metrics["test/loss"])} | (tasks if len(tasks) <= MAX_TEST_VALUES else {})
-            for summary in hparams(compared(self.config), test_metrics):
-                self.experiment.file_writer.add_summary(summary)
-            super().log_metrics(test_metrics, step)
+        if self.config is None or "test/loss" not in metrics:
+            return
+        test = {name.removeprefix("test/"): float(value) for name, value in metrics.items() if name.startswith("test/")}
+        table = Table(
+            ["test", "value"], [[name, number(None if isnan(value) else value)] for name, value in test.items()]
+        )
+        self.log_markdown("test", table.markdown())
+        if not self.config.get("evaluate"):
+            # Without the first summary, which TensorBoard would take for those of all runs, what differs comes first
+            _, *session = hparams(compared(self.config), {})
+            with SummaryWriter(str(Path(self.save_dir) / "test")) as writer:  # else the curves would be metrics too
+                for summary in session:
+                    writer.file_writer.add_summary(summary)
+                writer.add_scalar(TEST_LOSS, test["loss"], step)
 
     @rank_zero_only
     def log_picture(self, name: str, file: Path, step: int) -> None:

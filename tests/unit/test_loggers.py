@@ -17,7 +17,7 @@ from mtl.checks import InputError
 from mtl.loggers.base import RunLogger
 from mtl.loggers.mlflow import MLflowLog
 from mtl.loggers.pictures import save_picture
-from mtl.loggers.tensorboard import TensorBoardLog
+from mtl.loggers.tensorboard import TensorBoardLog, compared
 from mtl.loggers.wandb import WandbLog, earlier_id
 
 VALUES = {
@@ -49,21 +49,39 @@ def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
 def test_tensorboard_compares_options_and_tests(tmp_path: Path) -> None:
     logger = TensorBoardLog(str(tmp_path))
     tasks = {"a": {"kind": "regression"}}
-    config = {"seed": 3, "choices": {"gate": "topk"}, "gate": {"k": 4}, "overrides": ["gate.k=4", "+x='<b>'"]}
+    overrides = ["paths.output_dir=a", "gate.k=4", "gate=topk", "+x='<b>'", "data=table"]
+    config = {"seed": 3, "choices": {"gate": "topk", "data": "table"}, "gate": {"k": 4}, "overrides": overrides}
     logger.log_hyperparams(config | {"data": {"tasks": tasks}, "command": "mtl train --config-dir own gate.k=4"})
     logger.log_metrics({"test/loss": 1.0, "test/a/mse": 2.0, "test/dead_experts": 0.0}, 9)
     logger.close()
     found = events(tmp_path)
-    assert {name: found.Scalars(name)[0].value for name in found.Tags()["scalars"]} == {"test/loss": 1, "test/a/mse": 2}
+    assert found.Tags()["scalars"] == []
+    [table] = found.Tensors("test/text_summary")[0].tensor_proto.string_val
+    assert table.decode().splitlines()[2:] == ["| loss | 1.0000 |", "| a/mse | 2.0000 |", "| dead_experts | 0.0000 |"]
     [shown] = found.Tensors("run/text_summary")[0].tensor_proto.string_val
     assert shown == b"    mtl train --config-dir own gate.k=4\n    tasks.a.kind: regression"
-    content = HParamsPluginData.FromString(found.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content)
+    session = events(tmp_path / "test")
+    assert {name: session.Scalars(name)[0].value for name in session.Tags()["scalars"]} == {"views/test_loss": 1}
+    assert session.Tags()["tensors"] == []  # nothing that TensorBoard would take for the options of all runs
+    content = HParamsPluginData.FromString(session.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content)
     options = content.session_start_info.hparams
     assert (options["gate"].string_value, options["gate.k"].number_value, options["seed"].number_value) == (
         "topk",
         4,
         3,
     )
+    assert list(compared(config)) == ["gate", "seed", "gate.k", "x", "data"]  # no folders
+
+
+def test_a_test_of_another_run_is_not_compared(tmp_path: Path) -> None:
+    logger = TensorBoardLog(str(tmp_path))
+    logger.log_hyperparams({"seed": 3, "choices": {"gate": "topk"}, "evaluate": "outputs/run"})
+    logger.log_metrics({"test/loss": float("nan"), "test/a/mse": 2.0}, 9)
+    logger.close()
+    found = events(tmp_path)
+    assert found.Tags()["scalars"] == []
+    assert "\n| loss | - |\n" in found.Tensors("test/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert not (tmp_path / "test").exists()
 
 
 class Shower(RunLogger):
