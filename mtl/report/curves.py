@@ -117,14 +117,8 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
         axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     over = f" of {window} steps" if window > 1 else ""
     metric = escape_mathtext(metric)
-    band = (
-        f": mean and its {BAND * 100:.0f} % confidence interval"
-        if max(counts) > 2
-        else ": mean"
-        if max(counts) > 1
-        else ""
-    )
-    axes.set(xlabel="training step", ylabel=metric, title=f"{metric}{over}{band}")
+    band = f" and its {BAND * 100:.0f} % confidence interval" if max(counts) > 2 else ""
+    axes.set(xlabel="training step", ylabel=metric, title=f"{metric}{over}{f': mean{band}' if max(counts) > 1 else ''}")
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
     text: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}

@@ -83,21 +83,17 @@ def _against(value: Value, default: Value, higher: bool) -> str:
 
 
 def importance_of(trials: Trials) -> Table | None:
-    """Return the importance of the options of each search that has enough trials, the most important first, if any."""
+    """Return the importance of the options of each search that has enough trials, the most important first; or None."""
     columns = {setting: shares for setting, shares in trials.importances.items() if shares}
-    largest = {
-        name: max(shares.get(name, 0.0) for shares in columns.values())
-        for shares in columns.values()
-        for name in shares
-    }
-    rows = [
-        [name, *(f"{shares[name]:.0%}" if name in shares else "" for shares in columns.values())]
-        for name in sorted(largest, key=largest.__getitem__, reverse=True)
-    ]
+    names = dict.fromkeys(
+        name for shares in columns.values() for name in sorted(shares, key=shares.__getitem__, reverse=True)
+    )
+    cells = {name: [f"{shares[name]:.0%}" if name in shares else "" for shares in columns.values()] for name in names}
     note = (
         "Share of each option in what sets the best tenth of the trials apart from all, by validation rows (Optuna's "
         "PED-ANOVA; Watanabe et al. 2023). Rough with fewer than a hundred trials; options that act together share it."
     )
+    rows = [[name, *shares] for name, shares in cells.items()]
     return Table(["option", *columns], rows, "Importance of the options", [note]) if rows else None
 
 
