@@ -106,7 +106,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert str(tmp_path) not in (tmp_path / "page" / "mine.csv").read_text()
     page = (tmp_path / "page" / "mine.md").read_text()
     pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
-    assert re.findall(r"!\[.+\]\((.+)\)", page) == pictures == ["mine_1.png"]  # the curve of the tuning budget
+    assert re.findall(r"!\[.+\]\((.+)\)", page) == pictures == ["mine_1.png", "mine_2.png"]  # of the tuning budget
     assert re.sub(r"!\[.+\n\n?", "", page).strip().replace("mine.csv", "summary.csv") == markdown.strip()
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
     assert table.filter(setting="gate <a>")["test/mean_mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
