@@ -13,6 +13,7 @@ from mtl.training.measurements import NETWORK, Measurements
 from mtl.training.metrics import higher_is_better
 
 CONSTANT = "constant"  # the name of the prediction that does not depend on the inputs
+_A_CONSTANT = "a constant"  # in sentences
 
 
 def improvement(measured: Measurements, model: str, task: str, metric: str) -> Difference | None:
@@ -43,7 +44,7 @@ def describe_task(measured: Measurements, task: str, metric: str, sem: float | N
     leads = {model: improvement(measured, model, task, metric) for model in measured.models()}
     known = {model: lead for model, lead in leads.items() if lead and model not in (CONSTANT, measured.in_use)}
     best = min(known, key=lambda model: known[model].mean, default="")
-    names = {CONSTANT: "a constant"} | ({best: f"{best}, the best other model"} if best else {})
+    names = {CONSTANT: _A_CONSTANT} | ({best: f"{best}, the best other model"} if best else {})
     phrases = [
         _phrase(lead, name, number(measured.value(task, metric, model=model)))
         for model, name in names.items()
@@ -57,7 +58,8 @@ def _phrase(lead: Difference, name: str, value: str) -> str:
     if lead.sem is None:  # too few rows, or too many tasks
         return f"beside {name} ({value})"
     link = "against" if lead.verdict() == Verdict.UNDECIDED else "than"
-    return f"{lead.verdict()} {link} {name} ({value}, lead {lead.text()})"
+    by = "" if name == _A_CONSTANT and lead.verdict() == Verdict.BETTER else f", lead {lead.text()}"
+    return f"{lead.verdict()} {link} {name} ({value}{by})"
 
 
 def _next_step(of_constant: Difference | None, of_best: Difference | None, best: str) -> str:
@@ -70,7 +72,7 @@ def _next_step(of_constant: Difference | None, of_best: Difference | None, best:
         return "look below where it is wrong, or search better options with mtl tune"
     return {
         Verdict.WORSE: f"use {best}, or search better options with mtl tune",
-        Verdict.UNDECIDED: "more test rows would tell these two apart; until then the simpler one will do",
+        Verdict.UNDECIDED: "more test rows would decide it; until then the simpler of the two will do",
     }.get(of_best.verdict(), "look below where it is wrong")
 
 

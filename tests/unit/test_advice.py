@@ -88,7 +88,7 @@ def measured_with(metric: str, lead: float, sem: float | None, constant: float =
     ("lead", "sem", "verdict", "advised"),
     [
         (0.02, 0.005, "better than linear, the best", "look below where it is wrong"),
-        (0.02, 0.02, "undecided against linear, the best", "more test rows would tell these two apart"),
+        (0.02, 0.02, "undecided against linear, the best", "more test rows would decide it"),
         (-0.02, 0.005, "worse than linear, the best", "use linear, or search better options with mtl tune"),
         (0.02, None, "beside linear, the best", "test on more rows"),
     ],
@@ -99,6 +99,7 @@ def test_a_task_has_one_line_with_what_to_do_next(
     text = describe_task(measured_with(metric, lead, sem), "a", metric, 0.01)
     assert text.startswith(f"a: {metric} 0.800 [0.780, 0.820], better than a constant (")  # 0.8 -+ 1.96 * 0.01
     assert verdict in text
+    assert text.count("lead") == (sem is not None)  # not that over a constant, which is clear
     assert f"Next: {advised}" in text
     assert "forest" not in text
 
