@@ -9,31 +9,44 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.config.compose import CONF
-from mtl.overrides import key_of, quote_path
-from mtl.runs.commands import RUN_FOLDER, CommandLine, config_dirs, program, relative_to_cwd
+from mtl.files.formatting import duration
+from mtl.overrides import key_of, last_of_each, quote_path
+from mtl.runs.caller import Caller
+from mtl.runs.commands import RUN_FOLDER, config_dirs, program, relative_to_cwd
 
 # Sections whose overrides a study keeps
-STUDY_SECTIONS = ("data", "paths", "trainer", "trust", "monitor", "hydra.searchpath")
+STUDY_SECTIONS = ("data", "paths", "trainer", "trust", "monitor", "time_limit", "hydra.searchpath")
+MIN_TRIALS, MAX_TRIALS = 10, 30  # of each method: a random search of fewer seldom finds more than luck
+SEARCH_SECONDS = 3600  # for which as many trials are proposed as fit
 
 
-def next_commands(cfg: DictConfig, data: Any, folder: Path, line: CommandLine) -> list[str]:
+def next_commands(cfg: DictConfig, data: Any, folder: Path, caller: Caller, seconds: float) -> list[str]:
     """Return the commands that predict the rows of the run's table, report on it and search its options.
 
-    ``data``: its data module; only tables can be predicted and searched without further options. ``line``: the command
-    line that started the run.
+    ``data``: its data module; only tables can be predicted and searched without further options. ``seconds``: what the
+    run took; a line says how long the search will take, if each trial takes as long.
     """
     files = data.source_files() if data.labelled is not None else {}
-    rows, command_lines = files.get("data.test_path", files.get("data.path")), []
+    rows, commands = files.get("data.test_path", files.get("data.path")), []
     if rows is not None and rows.is_file():
-        command_lines.append([*program("predict"), relative_to_cwd(folder), relative_to_cwd(rows)])
-    command_lines.append([*program("report"), relative_to_cwd(folder)])
-    if "data.path" in files:
+        commands.append(shlex.join([*program("predict"), relative_to_cwd(folder), relative_to_cwd(rows)]))
+    commands.append(shlex.join([*program("report"), relative_to_cwd(folder)]))
+    # Those of the configuration are of all command lines of the run; it keeps neither folders nor classes
+    overrides = [
+        override
+        for override in last_of_each([*cfg.get("overrides", ()), *caller.local])
+        if (key := key_of(override)).startswith(STUDY_SECTIONS) and key not in RUN_FOLDER
+    ]
+    # A resumed run may have its path from a file of the user's that this command line does not name
+    names_rows = "data.path" in map(key_of, overrides) or cfg.choices.get("data") != "table" or not cfg.data.path
+    if "data.path" in files and names_rows:
         study: Any = OmegaConf.load(CONF / "study" / "table.yaml")
         gate = cfg.choices.get("gate")
-        flags = config_dirs(line.searched)
-        keys = [key for key in map(key_of, line.overrides) if key.startswith(STUDY_SECTIONS) and key not in RUN_FOLDER]
-        overrides = [override for override in line.overrides if key_of(override) in keys]
-        searched = f"gate={gate if gate in study.methods else 'softmax,comet'}"
+        gates = [gate] if gate in study.methods else ["softmax", "comet"]
+        trials = min(MAX_TRIALS, max(MIN_TRIALS, int(SEARCH_SECONDS / (len(gates) * seconds))))
+        count, time = len(gates) * trials, duration(len(gates) * trials * seconds)
         name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table
-        command_lines.append([*program("tune"), *flags, "study=table", name, searched, *overrides])
-    return [shlex.join(arguments) for arguments in command_lines]
+        options = ["study=table", name, f"gate={','.join(gates)}", f"n_trials={trials}", *overrides]
+        commands.append(shlex.join([*program("tune"), *config_dirs(caller.line.searched), *options]))
+        commands.append(f"# {count} trials; about {time} if each takes as long as this run")
+    return commands

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,7 @@ from mtl.cli.study import start
 from mtl.config.compose import CONF, composed, opened, split_overrides, with_default_recipe
 from mtl.config.patterns import with_columns
 from mtl.pipeline.next_commands import next_commands
+from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine, config_dirs
 
 
@@ -99,8 +101,36 @@ def test_run_and_file_are_told_from_options_and_flags(
 def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     data = SimpleNamespace(source_files=lambda: {"data.path": tmp_path / name}, labelled=min)
-    commands = next_commands(OmegaConf.create({"choices": {}}), data, Path("outputs/run"), CommandLine())
+    cfg = OmegaConf.create({"choices": {}, "data": {"path": None}})
+    commands = next_commands(cfg, data, Path("outputs/run"), Caller(), 1.0)
     assert commands[0].endswith(f" predict outputs/run {tmp_path / name}")
+
+
+SEARCHES = [  # the gates, the seconds of the run, the trials of each gate, and their time in all
+    ("comet", 7.0, 30, "30 trials; about 3.5 minutes"),
+    (None, 60.0, 30, "60 trials; about 60 minutes"),
+    ("comet", 150.0, 24, "24 trials; about 60 minutes"),
+    (None, 7200.0, 10, "20 trials; about 40 hours"),
+]
+
+
+@pytest.mark.parametrize(("gate", "seconds", "trials", "time"), SEARCHES)
+def test_a_finished_run_proposes_a_search_and_says_how_long_it_takes(
+    gate: str | None, seconds: float, trials: int, time: str
+) -> None:
+    data = SimpleNamespace(source_files=lambda: {"data.path": Path("visits.csv")}, labelled=min)
+    overrides = ["data=table", "data.path=visits.csv", "recipe=table_quick", "time_limit=60"]
+    config: dict[str, Any] = {"choices": {"gate": gate, "data": "table"}, "data": {"path": "visits.csv"}}
+    resumed = Caller(CommandLine(overrides=["ckpt=RUN"]), local=["data.data_dir=x"])
+    *_, command, comment = next_commands(
+        OmegaConf.create(config | {"overrides": overrides}), data, Path("run"), resumed, seconds
+    )
+    searched = f"gate={gate or 'softmax,comet'} n_trials={trials}"
+    kept = "data=table data.path=visits.csv time_limit=60 data.data_dir=x"
+    assert command.endswith(f"tune study=table name=visits {searched} {kept}")
+    assert comment == f"# {time} if each takes as long as this run"
+    config |= {"overrides": ["data=table"]}  # whose path was in a file of the user's
+    assert not any("tune" in line for line in next_commands(OmegaConf.create(config), data, Path("run"), resumed, 1.0))
 
 
 def test_options_of_a_study_may_have_a_prefix() -> None:
