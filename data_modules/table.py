@@ -29,7 +29,8 @@ from .tables.chain_labels import fill_chains, find_filled_tasks
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import DATE_FORMATS
-from .tables.labels import MAX_WEIGHT, RARE_CLASS_FRACTION, TargetOptions, mask_by_conditions
+from .tables.label_options import MAX_WEIGHT
+from .tables.labels import RARE_CLASS_FRACTION, TargetOptions, mask_by_conditions
 from .tables.learning import learn
 from .tables.options import ELEMENT_KINDS, Columns, CsvOptions, OnInvalid, SplitOptions, TableOptions, VocabularyOptions
 from .tables.row_source import RowSource, check_parquet

@@ -6,13 +6,12 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import polars as pl
-from pydantic import Field
 
 from mtl.checks import require
-from mtl.options import FilePath, Name, Names, TaskName, validated
+from mtl.options import TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
@@ -20,7 +19,8 @@ from .splits import SPLITS, by_split, files_to_read, random_split, require_rows
 from .table import OPTION
 from .tables.cells import as_text, data_columns
 from .tables.encoder import check_columns
-from .tables.labels import LabelOptions, LabelRules, TargetOptions
+from .tables.label_options import LabelOptions, LabelRules, TextTaskOptions
+from .tables.labels import TargetOptions
 from .tables.options import Fractions, Separator
 from .tables.row_source import read_blocks
 from .text_tasks import MAX_SMALL_ROWS, TextTasksDataModule
@@ -31,14 +31,8 @@ logger = logging.getLogger(__name__)
 EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject,body], label: spam, kind: binary}'"
 
 
-class TextOptions(LabelRules):
-    """The options of a task: its file, the one or two columns of texts, the column of the labels and how to read it."""
-
-    path: FilePath
-    text: Name | Annotated[Names, Field(min_length=1, max_length=2)]
-    label: Name | int
-    val_path: FilePath | None = None
-    test_path: FilePath | None = None
+class TextOptions(TextTaskOptions):
+    """The options of a task, and the labels that follow from them."""
 
     @property
     def paths(self) -> dict[str, Path]:

@@ -7,31 +7,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import polars as pl
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
-from mtl.objectives import Loss, Objective
-from mtl.options import Name, Names, NonEmpty, NonNegative, OpenFraction, Positive, StrictModel, TaskName, Text, valid
+from mtl.objectives import Objective
+from mtl.options import Names, TaskName, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 from mtl.types.metrics import OF_FEW_POSITIVES
 
 from ..files.reading import quote
 from .cells import Cells, as_text, parse_numbers, texts_of
 from .inference import find_format, quote_format
+from .label_options import LOSS_OF_OPTION, Cell, LabelOptions, with_kinds
 from .options import TableOptions
 from .statistics import Counts, Moments
 from .vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-MAX_WEIGHT = 1e9  # the largest weight of a task or of its positive rows
-MIN_POS_WEIGHT = 1e-9  # the smallest weight of positive rows
 MAX_LABEL = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
 MAX_CLASSES_LISTED = 10  # classes in a message
 UNKNOWN_CLASS = -1  # of a label that the training rows do not have
@@ -40,72 +38,8 @@ RARE_CLASS_FRACTION = 0.05  # a class with a smaller fraction of the labels is r
 FEW_POSITIVES = 0.2  # share of positives below which accuracy says little of a binary task
 METRICS_OF_RARE_CLASSES = ("accuracy", "macro_f1", "logloss")  # the default metrics of a multiclass task with one
 METRICS_OF_NUMBERS = ("mse", "mae", "r2")  # the default metrics of a regression
-Cell = Text | int | float | bool
-Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
 KIND_OF_OPTION = dict.fromkeys(("positive", "pos_weight", "sampling_rate"), "binary")
 KIND_OF_OPTION |= {"class_weights": "multiclass", "standardize": "regression"}
-LOSS_OF_OPTION = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
-QUANTILES = [0.1, 0.5, 0.9]  # of loss=quantile, by default
-
-
-class LabelRules(StrictModel):
-    """How to read the labels of a task from the cells of a column.
-
-    ``binary``: two distinct values; ``positive``, or else the last one in sorted order, becomes 1. ``multiclass``: the
-    sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardize``: the
-    network predicts them with mean 0 and standard deviation 1 over the labelled training rows, and metrics are in the
-    units of the column. Values are sorted as numbers if all are numbers, else as text.
-
-    ``metrics``: the metrics to report, the main one first; by default they follow from the kind. ``pos_weight``
-    multiplies the losses of the positive rows of a binary task; "balanced" means negatives / positives among the
-    labelled training rows. ``class_weights`` multiply the losses of the rows of the named classes; "balanced" means
-    N / (C * N_c) for a class with N_c of the N labelled training rows and C classes. Metrics ignore these weights.
-    ``sampling_rate``: the fraction of the negatives of a binary task that is left in the table; predictions are those
-    for all rows, see ``mtl.predictions.to_predictions``.
-
-    ``loss`` and the options below it: see ``mtl.objectives.Objective``. With ``transform="log"``, mean and standard
-    deviation are those of the logarithms; a Poisson loss standardizes by the mean label.
-    """
-
-    kind: Literal["binary", "multiclass", "regression"]
-    weight: Weight = 1.0
-    positive: Cell | None = None
-    metrics: Names | None = None
-    standardize: bool | None = None
-    pos_weight: Literal["balanced"] | Annotated[float, Field(ge=MIN_POS_WEIGHT, le=MAX_WEIGHT)] | None = None
-    class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    loss: Loss | None = None
-    delta: Positive | None = None
-    gamma: NonNegative | None = None
-    quantiles: NonEmpty[OpenFraction] | None = None
-    transform: Literal["log"] | None = None
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-    @property
-    def objective(self) -> dict[str, Any]:
-        """The loss of the task, as arguments of ``Objective`` and ``TaskSpec``."""
-        options = {name: value for name in LOSS_OF_OPTION if (value := getattr(self, name)) is not None}
-        if self.loss == "quantile":
-            options["quantiles"] = tuple(sorted(self.quantiles or QUANTILES))
-        return options | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
-
-
-class LabelOptions(LabelRules):
-    """The options of a task's labels; ``column`` is by default the column with the task's name.
-
-    ``weight_column``: as for the whole table, for this task alone. ``after``: see ``TaskSpec``. ``where``: a binary
-    task; labels of rows in which it is not positive, or has no label, do not count in training, validation and test.
-    Its labels count only where its own ``where`` holds.
-    Classes, and the mean and the standard deviation of a regression, are still those of the whole column.
-    ``pattern``: the pattern that stood for the column, see ``tables/patterns.py``.
-    """
-
-    column: Name | int | None = None
-    weight_column: Name | None = None
-    after: Name | None = None
-    where: Name | None = None
-    pattern: Name | None = None
 
 
 class TargetOptions(LabelOptions):
@@ -125,9 +59,7 @@ class TargetOptions(LabelOptions):
     @staticmethod
     def from_tasks(tasks: Any) -> list[TargetOptions]:
         """Return the options of each entry of ``data.tasks``, which may be only a kind. Raises InputError."""
-        if isinstance(tasks, Mapping):
-            tasks = {name: {"kind": entry} if isinstance(entry, str) else entry for name, entry in tasks.items()}
-        options_by_name = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
+        options_by_name = valid(dict[TaskName, LabelOptions], with_kinds(tasks), "data.tasks")
         targets = [TargetOptions.of(name, options) for name, options in options_by_name.items()]
         check_chains(targets, "data.tasks.")
         binary = [target.name for target in targets if target.kind == "binary"]

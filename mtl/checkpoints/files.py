@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import shutil
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +18,12 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.checkpoints.safetensors_weights import is_plain, read_plain
+from mtl.checkpoints.paths import find_checkpoint, is_plain
+from mtl.checkpoints.safetensors_weights import read_plain
 from mtl.checkpoints.shards import Parts, check_zip, joined, read_shards
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
-from mtl.files.escaping import unescape_interpolation
-from mtl.files.run_files import CHECKPOINTS, CONFIG, checked_file
+from mtl.files.run_files import checked_file
 from mtl.files.writing import writing
 from mtl.nn.calibration import Calibration
 from mtl.options import StrictModel, options_of, sentences, valid
@@ -34,9 +33,6 @@ log = logging.getLogger(__name__)
 
 # Functions of torch and Lightning that restore the content of a checkpoint
 RESTORING = {"load_state_dict", "_restore_modules_and_callbacks", "resume_start", "restore_training_state"}
-
-
-TESTS_LAST = re.compile(r"^test_checkpoint: last$", re.MULTILINE)  # in the configuration of a run
 
 
 class DamagedError(InputError):
@@ -148,30 +144,14 @@ def put_after_training(path: Path, **entries: Any) -> None:
         CheckpointIO().save_checkpoint({**content, **entries}, path)
 
 
-def checkpoint_path(path: str | Path, name: str = "best") -> Path:
-    """Return the file of a checkpoint: ``path`` itself, or ``best.ckpt`` or ``last.ckpt`` of the run folder ``path``.
-
-    A folder that ``mtl card`` has written is returned as it is. ``name``: which of the two to prefer, unless the run
-    has tested ``last.ckpt``; the other one is returned if it is the only one. Raises InputError for a link out of the
-    folder.
-    """
-    path = Path(unescape_interpolation(str(path)))
-    if name == "best" and (path / CONFIG).is_file() and TESTS_LAST.search((path / CONFIG).read_text()):
-        name = "last"  # the checkpoint that was tested has what was learnt after the training
-    candidates = [path / CHECKPOINTS / f"{stem}.ckpt" for stem in (name, "best", "last")] if path.is_dir() else []
-    return next((checked_file(file, path, math.inf) for file in candidates if file.is_file()), path)
-
-
 def read(path: str | Path, name: str = "best", sharded: bool = False) -> Checkpoint:
-    """Return the checkpoint that ``checkpoint_path`` finds; ``Checkpoint.config`` checks its configuration.
+    """Return the checkpoint that ``find_checkpoint`` finds; ``Checkpoint.config`` checks its configuration.
 
     ``sharded``: tensors that processes divided may be ``RowShards``.
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
-    path = checkpoint_path(path, name)
+    path = find_checkpoint(path, name)
     plain = is_plain(path)
-    exists = path.is_file() or plain
-    require(exists, f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     try:
         if not plain:
             check_zip(path)
@@ -227,7 +207,7 @@ def read_to_resume(path: str | Path) -> Checkpoint:
 
     Tensors that processes divided may be ``RowShards``.
     """
-    path = checkpoint_path(path, "last")
+    path = find_checkpoint(path, "last")
     try:
         return read(path, sharded=True)
     except DamagedError as error:

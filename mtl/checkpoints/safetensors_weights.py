@@ -10,17 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from mtl.checkpoints.paths import CONTENT, WEIGHTS
 from mtl.checks import InputError, first_line, require, require_packages
 from mtl.files.run_files import checked_file
 from mtl.files.writing import write_text, writing
 
-WEIGHTS, CONTENT = "model.safetensors", "model.json"
 TENSOR, PAIRS, TUPLE = "\0tensor", "\0pairs", "\0tuple"  # keys that no entry of a checkpoint has
-
-
-def is_plain(path: Path) -> bool:
-    """Return whether ``path`` is a folder that ``write_plain`` has written."""
-    return (path / WEIGHTS).is_file() and (path / CONTENT).is_file()
 
 
 def write_plain(content: Mapping[str, Any], folder: Path) -> None:

@@ -13,7 +13,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from mtl.checks import InputError, require
@@ -65,6 +64,8 @@ def is_installed(section: str, target: Any) -> bool:
     """Return whether ``target`` is named by the installed ``conf/`` in ``section`` or is an optimizer of torch."""
     allowed = {name for other in BUILT.get(section, (section,)) for name in installed_targets().get(other, ())}
     if section == "optimizer":
+        import torch  # slow
+
         allowed |= {f"torch.optim.{name}" for name in torch.optim.__all__ if name[0].isupper()}  # classes
     return isinstance(target, str) and target in allowed
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mtl.cli.errors import one_line_errors
 from mtl.config.compose import CONF
+from mtl.config.early import check_rows
 from mtl.files.cloud import path_of
 from mtl.runs.commands import program
 from mtl.runs.console import ConsoleHandler
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
     with one_line_errors():
         args = parser.parse_args(arguments)
+        check_rows(args.file, "FILE")
         from mtl.checks import require
         from mtl.data_modules.tables.suggested_options import suggest_column_options
         from mtl.files.writing import write_text

@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-dir", metavar="FOLDER", help=where)
     with one_line_errors():
         args = parser.parse_args(arguments)
+        for folder in args.folders:
+            require(folder.startswith(STUDY_OVERRIDES) or Path(folder).is_dir(), f"{folder}: no such folder")
         if args.watch:
             watch_runs(args.folders)
         if not (args.also or args.baseline) and (run := finished_run(args.folders)):
@@ -64,9 +66,11 @@ def watch_runs(folders: Sequence[str]) -> None:
 
 def finished_run(folders: Sequence[str]) -> Path | None:
     """Return the folder if there is only one, and it is that of a run that has finished."""
+    if len(folders) != 1 or folders[0].startswith(STUDY_OVERRIDES):
+        return None
     from mtl.report.runs import read_results
 
-    return Path(folders[0]) if len(folders) == 1 and read_results(Path(folders[0]))[0] else None
+    return Path(folders[0]) if read_results(Path(folders[0]))[0] else None
 
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool, data_dir: str | None = None) -> None:
@@ -84,6 +88,20 @@ def compare_runs(arguments: Sequence[str], latex: bool = False, **options: Any) 
     ``options``: as in ``section_of``. ``latex``: also write the tables in LaTeX.
     """
     options = {"curves": {}, **options}
+    pairs = [argument.partition("=")[::2] for argument in arguments if argument.startswith(STUDY_OVERRIDES)]
+    folders = [Path(argument) for argument in arguments if not argument.startswith(STUDY_OVERRIDES)]
+    studies, options_by_name = [value for name, value in pairs if name == "study"], dict(pairs)
+    require(bool(folders or studies), "give folders of runs, or study=NAME")
+    require(not (folders and studies), f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
+    if studies:
+        require_packages("study=", "tune", "optuna", "sqlalchemy")
+        from mtl.tune.storage import check_study
+
+        folder = Path(options_by_name.get("paths.output_dir", "outputs")) / "studies"
+        address = options_by_name.get("storage")
+        folders = [folder / name for name in studies]
+        for name in studies:
+            check_study(name, address, folder / name)
     import polars as pl  # slow imports, which --help does not need
 
     from mtl.report.page import Page
@@ -92,18 +110,10 @@ def compare_runs(arguments: Sequence[str], latex: bool = False, **options: Any) 
     from mtl.report.summary import describe_runs
     from mtl.report.trials import section_of_trials
 
-    pairs = [argument.partition("=")[::2] for argument in arguments if argument.startswith(STUDY_OVERRIDES)]
-    folders = [Path(argument) for argument in arguments if not argument.startswith(STUDY_OVERRIDES)]
-    studies, options_by_name = [value for name, value in pairs if name == "study"], dict(pairs)
-    require(bool(folders or studies), "give folders of runs, or study=NAME")
-    require(not (folders and studies), f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
     if studies:
-        require_packages("study=", "tune", "optuna", "sqlalchemy")
         from mtl.tune.trials import read_study
 
-        folder = Path(options_by_name.get("paths.output_dir", "outputs")) / "studies"
-        folders = [folder / name for name in studies]
-        trials = [read_study(name, options_by_name.get("storage"), folder / name) for name in studies]
+        trials = [read_study(name, address, folder / name) for name in studies]
         runs = [study.runs for study in trials]
         sections = [section_of_trials(study, name, **options) for study, name in zip(trials, studies, strict=True)]
     else:

@@ -14,7 +14,7 @@ from functools import partial
 import hydra
 from omegaconf import DictConfig
 
-from mtl.checks import InputError
+from mtl.checks import InputError, suggestion
 from mtl.cli.help import described
 from mtl.cli.study import check_names, start
 from mtl.config.compose import CONF, own_options, split_overrides
@@ -31,7 +31,8 @@ def configuration(overrides: Sequence[str]) -> tuple[str, DictConfig, list[str],
     tables = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
     names = [override for override in overrides if "=" not in override]
     if len(names) != 1 or names[0] not in tables:
-        prefix = f"{' '.join(names)}: " if names else ""
+        near = suggestion(names[0], tables).removeprefix("; ") if names else ""
+        prefix = f"{' '.join(names)}: {f'{near} Else ' if near else ''}" if names else ""
         raise InputError(f"{prefix}give one of {', '.join(tables)}, as in {tables[0]} scale=laptop")
     command_overrides, others = split_overrides([override for override in overrides if "=" in override], OWN)
     only = [
@@ -71,7 +72,7 @@ def run(overrides: Sequence[str]) -> None:
     if not cfg.judge:
         paper = read(cfg, name, others)
         for row in paper.rows()[:1]:
-            check_names(paper.setting(row).overrides)
+            check_names(paper.setting(row).overrides, OWN)
         if not cfg.show:
             prepare()
     from mtl.paper.command import reproduce  # imports slow packages, which the list does without

@@ -18,6 +18,7 @@ import hydra
 from mtl.cli.study import check_names, start
 from mtl.config.compose import own_options, split_overrides
 from mtl.jobs.process import prepare
+from mtl.overrides import last_of_each
 
 OWN = own_options("share.yaml")
 
@@ -26,7 +27,9 @@ def run(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose and check the runs, do those that are missing, write the page, and return the content of share.json."""
     share_overrides, others = split_overrides(overrides, OWN)
     cfg = hydra.compose("share", share_overrides)
-    check_names(others)
+    check_names(others, OWN)
+    for gate in cfg.gates:
+        check_names(last_of_each([*others, f"gate={gate}"]), OWN)
     if not cfg.show:
         prepare()
     from mtl.sharing.command import share  # imports slow packages, as runs do

@@ -13,15 +13,20 @@ from mtl.cli.command_line import read_line
 from mtl.cli.errors import one_line_errors
 from mtl.cli.help import print_help
 from mtl.config.compose import BOTH, CONF, opened
+from mtl.config.early import check_early
 from mtl.config.hydra_errors import explain, explained
 from mtl.overrides import write_value
 from mtl.runs.commands import CommandLine
 
 
-def check_names(overrides: Sequence[str]) -> None:
-    """Raise InputError if one of ``overrides`` is mistyped: at once, since this imports nothing slow."""
-    with explained(overrides):
-        hydra.compose("train", list(overrides))
+def check_names(overrides: Sequence[str], own: Sequence[str]) -> None:
+    """Raise InputError if one of the runs' ``overrides`` is mistyped: at once, since this imports nothing slow.
+
+    ``own``: the options of the command itself, of which one may be meant.
+    """
+    with explained(overrides, own):
+        cfg = hydra.compose("train", list(overrides))
+    check_early(cfg)
 
 
 def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Sequence[str] | None = None) -> None:

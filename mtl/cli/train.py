@@ -20,16 +20,23 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from mtl.checks import require
 from mtl.cli import errors
 from mtl.cli.command_line import read_line
 from mtl.cli.help import print_help
 from mtl.config import resolvers
 from mtl.config.compose import CONF, choices_of, composed, installed_data, opened, recorded, with_default_recipe
+from mtl.config.early import check_early, check_resumed, check_sweep
 from mtl.config.hydra_errors import explain
+from mtl.config.portable import is_portable
+from mtl.files.run_files import CHECKPOINTS, COMMAND, CONFIG, read_json
+from mtl.files.writing import write_json
 from mtl.overrides import key_of, value_of
+from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
 from mtl.runs import commands
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
+from mtl.runs.console import protect_streams
 from mtl.runs.signals import Stopped
 from mtl.runs.trial import TrialEnd
 
@@ -67,18 +74,20 @@ def main(arguments: Sequence[str] | None = None, trial: TrialEnd | None = None) 
             return print_help(usage, CONF / "train.yaml", with_default_recipe(line.overrides, line.searched))
         if not resolvers.RANK.isdecimal():
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
-        if not line.multirun:
-            source = read_start(line.overrides)
-        elif folders := [override for override in line.overrides if key_of(override) == "paths.run_dir"]:
+        folders = [override for override in line.overrides if key_of(override) == "paths.run_dir"]
+        if line.multirun and folders:
             sys.exit(
                 f"error: {folders[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all"
             )
-        overrides = [*source.overrides, *with_default_recipe(line.overrides, line.searched)]
-        job = partial(task, Caller(line, trial=trial), source)
         with opened(line.searched) as hydra:
+            if not line.multirun:
+                source = read_start(line.overrides)
+            overrides = [*source.overrides, *with_default_recipe(line.overrides, line.searched)]
+            job = partial(task, Caller(line, trial=trial), source)
             if line.cfg:
                 return hydra.show_cfg("train", overrides, line.cfg, line.package, line.resolve)
             if line.multirun:
+                check_sweep(overrides)
                 hydra.multirun("train", job, [*overrides, "hydra.mode=MULTIRUN"])
             else:
                 hydra.run("train", job, overrides)
@@ -96,10 +105,9 @@ def read_start(overrides: Sequence[str]) -> Source:
         return Source()
     if not isinstance(path, str):
         return Source()
+    check_resumed(path, overrides)
     from mtl.checkpoints.files import read, read_to_resume
-    from mtl.checks import require
     from mtl.config.resume import group_overrides, use_installed_data
-    from mtl.files.run_files import COMMAND, read_json
 
     checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
     folder = resolvers.run_folder(str(checkpoint.path))
@@ -126,17 +134,6 @@ def task(caller: Caller, source: Source, cfg: DictConfig) -> float | None:
 
 def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> float | None:
     """Lock the run folder and run ``cfg``, which is a job of the ``caller``."""
-    from mtl.checkpoints.files import read, read_to_resume
-    from mtl.checkpoints.trust import classes_in
-    from mtl.checks import require
-    from mtl.config.resume import is_portable, resumed_config
-    from mtl.files.run_files import CHECKPOINTS, COMMAND, CONFIG, read_json
-    from mtl.files.writing import write_json
-    from mtl.pipeline.run import run
-    from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
-    from mtl.report.runs import finished_results
-    from mtl.runs.console import protect_streams
-
     protect_streams()
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
@@ -147,6 +144,8 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
     caller = replace(caller, local=local)
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == overrides:
+        from mtl.report.runs import finished_results
+
         last = folder / CHECKPOINTS / "last.ckpt"
         if results := finished_results(folder):
             log.info("%s has finished before", folder)
@@ -165,6 +164,12 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
         keys = set(map(key_of, overrides))
         starts = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(starts) < 2, f"{' and '.join(starts)}: give one or the other")
+        check_early(cfg)
+        from mtl.checkpoints.files import read, read_to_resume
+        from mtl.checkpoints.trust import classes_in
+        from mtl.config.resume import resumed_config
+        from mtl.pipeline.run import run
+
         if not (cfg.ckpt or cfg.evaluate):
             return run(recorded(cfg, hydra_cfg, overrides), caller=caller)
         checkpoint = source.checkpoint

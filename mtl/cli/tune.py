@@ -29,13 +29,14 @@ def run(overrides: Sequence[str]) -> None:
     special = {key: override.partition("=")[2] for override in others if (key := key_of(override)) in ("gate", "show")}
     others = [override for override in others if key_of(override) not in special]
     if "study" not in map(key_of, study):
+        check_names(others, OWN)
         names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))
         raise InputError(f"give a study, as in study=comet_movielens; there are {names}")
     cfg = hydra.compose("tune", study, return_hydra_config=True)
     name = cfg.hydra.runtime.choices.study
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     gates = [gate for gate in special.get("gate", "").split(",") if gate]
-    check_names(read(cfg, name, gates, others)[0].overrides)
+    check_names(read(cfg, name, gates, others)[0].overrides, OWN)
     if "show" not in special:
         prepare()
     from mtl.tune.command import tune  # imports slow packages, as runs do

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mtl import __version__
+from mtl.checkpoints.paths import checkpoint_path, find_checkpoint
 from mtl.checks import require
 from mtl.cli.errors import one_line_errors
+from mtl.config.early import check_rows
 from mtl.files.cloud import path_of
 from mtl.files.run_files import PREDICTIONS
+from mtl.files.writing import check_out
 from mtl.runs.commands import program, relative_to_cwd
 
 INTERVAL = "add the ends of intervals that hold this share of the labels of regressions, such as 0.9"
@@ -45,8 +48,16 @@ def add_model(parser: ArgumentParser) -> None:
 
 
 def parse_arguments(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
-    """Parse the arguments, and add the classes that ``--config-dir`` names to the trusted ones."""
+    """Parse the arguments, check that runs and rows exist, and trust the classes that ``--config-dir`` names."""
     args = parser.parse_args(arguments)
+    runs = [args.run, args.other] if "other" in args else [args.run]
+    for run in runs:
+        if len(runs) == 1 or not Path(run).is_dir():  # mtl compare also takes folders of mtl evaluate
+            find_checkpoint(run)
+    if "force" in args and args.out is not None:
+        check_out(args.out, args.rows or Path(args.run) / PREDICTIONS, args.force)
+    for rows in filter(None, (getattr(args, name, None) for name in ("rows", "reference"))):
+        check_rows(rows)
     if args.config_dir:
         from mtl.checkpoints.trust import classes_in
 
@@ -68,12 +79,9 @@ def add_table(parser: ArgumentParser, rows: str, nargs: str | None = None) -> No
 
 
 def load_networks(args: Namespace, *others: str) -> Any:
-    """Return the network of ``args.run``, or a list of it and those of ``others``; first check the file to write."""
-    from mtl.use.predict import check_out
+    """Return the network of ``args.run``, or a list of it and those of ``others``."""
     from mtl.use.trained import load
 
-    if args.out is not None:
-        check_out(args.out, args.rows, args.force)
     networks = [load(run, args.trust, args.device, model=args.model) for run in (args.run, *others)]
     return networks if others else networks[0]
 
@@ -89,8 +97,6 @@ def write_table(args: Namespace, table: Any, content: str) -> None:
 
 def beside(run: str, name: str) -> Path:
     """Return the path ``name`` in the folder of a run, which is named as for ``mtl.load``."""
-    from mtl.checkpoints.files import checkpoint_path
-
     return checkpoint_path(run).absolute().parent.parent / name
 
 
@@ -213,13 +219,11 @@ def compare(arguments: Sequence[str] | None = None) -> None:
         from rich.console import Console
 
         from mtl.use.compare import compare, compare_runs, in_words, of_many_tasks
-        from mtl.use.predict import check_out, read_rows, show
+        from mtl.use.predict import read_rows, show
 
         if args.rows is None:
             a, b = (Path(run) if Path(run).is_dir() else beside(run, "") for run in (args.run, args.other))
             require(args.by is None, f"--by {args.by}: give the table with this column, mtl compare RUN_A RUN_B FILE")
-            if args.out is not None:
-                check_out(args.out, a / PREDICTIONS, args.force)
             table = compare_runs(a, b, args.margin, args.resamples, args.seed, args.model)
         else:
             a, b = load_networks(args, args.other)

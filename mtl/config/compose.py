@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl.checks import InputError
 from mtl.config import resolvers
+from mtl.config.portable import is_portable
 from mtl.files.run_files import COMMAND, read_json
 from mtl.overrides import key_of
 from mtl.runs.commands import RUN_FOLDER
@@ -91,8 +92,6 @@ def _is_plain_table(name: str, searched: Iterable[str]) -> bool:
 
 def recorded(cfg: DictConfig, hydra_cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return ``cfg`` with its harmless ``overrides`` and its choices of config groups, for reports and resumed runs."""
-    from mtl.config.resume import is_portable
-
     with open_dict(cfg):
         cfg.overrides = [override for override in overrides if is_portable(override)]
         cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))

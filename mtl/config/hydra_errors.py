@@ -24,11 +24,12 @@ from mtl.overrides import key_of
 OF_HYDRA = ("Config group override must be", "integer string conversion")  # errors that Hydra raises as a ValueError
 
 
-def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
+def explain(error: BaseException, overrides: Sequence[str], others: Sequence[str] = ()) -> str | None:
     """Return a plain sentence for an error of Hydra or OmegaConf, or None for another error.
 
     ``overrides``: the overrides on the command line, such as ``gate=topk``. The nearest options are looked up by
-    composing the configuration that the config groups among ``overrides`` choose.
+    composing the configuration that the config groups among ``overrides`` choose. ``others``: further options, of a
+    command that starts runs.
     """
     text = next((str(cause) for cause in causes(error) if str(cause)), "")
     if isinstance(error, OverrideParseException):
@@ -43,7 +44,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
     if match := re.search(r"(?:Could not (?:override|delete)(?: from config\.)?|Key) '([^'\n=]+)", text):
         key = match[1]
         override = next((override for override in overrides if key_of(override) == key), key)
-        return f"{format_value(override)}: no such option{_nearest(key, overrides)}"
+        return f"{format_value(override)}: no such option{_nearest(key, overrides, others)}"
     if match := re.search(r"Error merging override (.*)", text):  # a section got a single value
         return f"{format_value(match[1])}: has options of its own; set them, as in {key_of(match[1])}.NAME=VALUE"
     if isinstance(error, HydraException | OmegaConfBaseException) or any(phrase in text for phrase in OF_HYDRA):
@@ -54,18 +55,18 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def explained(overrides: Sequence[str]) -> Iterator[None]:
-    """Raise InputError if one of ``overrides`` sets an option, or makes a choice, that does not exist."""
+def explained(overrides: Sequence[str], others: Sequence[str] = ()) -> Iterator[None]:
+    """Raise InputError, see ``explain``, if one of ``overrides`` sets an option, or makes a choice, that is none."""
     try:
         yield
     except Exception as error:
-        sentence = explain(error, overrides)
+        sentence = explain(error, overrides, others)
         if sentence is None:
             raise
         raise InputError(sentence) from error
 
 
-def _nearest(key: str, overrides: Sequence[str]) -> str:
+def _nearest(key: str, overrides: Sequence[str], others: Sequence[str]) -> str:
     """Return "; did you mean OPTION?" with the option or group most like ``key``, "" if there is none."""
     running = GlobalHydra.instance().is_initialized()
     with nullcontext() if running else opened():
@@ -76,7 +77,7 @@ def _nearest(key: str, overrides: Sequence[str]) -> str:
         except HydraException:
             cfg = compose("train")
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    names = [*flatten(raw), *groups]
+    names = [*others, *flatten(raw), *groups]
     last = key.rpartition(".")[2]  # the right name in the wrong section: batch_size is data.batch_size
     same = [name for name in names if name.rpartition(".")[2] == last]
     return suggestion(key, [min(same, key=len)], cutoff=0.0) if same else suggestion(key, names)

@@ -13,19 +13,17 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checkpoints.files import Checkpoint
-from mtl.checkpoints.trust import BUILT, UNBUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.config.patterns import with_columns
+from mtl.config.portable import choices_among, is_data_location, is_portable, is_top
 from mtl.data_modules.base import choose_batch_size
 from mtl.files.run_files import flatten
 from mtl.options import EnsembleSize, valid
-from mtl.overrides import LOCAL, key_of, value_of
+from mtl.overrides import key_of, value_of
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
@@ -38,56 +36,7 @@ FREE = r"data\.(data_dir|.*_url|download|pin_memory|(eval_)?batch_size|(tasks\.[
 FREE_IN_TESTS = rf"{FREE}|data\.(split\.(by|column|gap)|csv\.separator|slices)"  # how another file is read
 SPLIT = {"data.split.by", "data.split.column", "data.split.gap"}
 
-NAME_KEYS = (  # keys of sections in UNBUILT whose texts name no files and no servers
-    *("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor"),
-    *("precision", "shape", "target"),
-)
 MISSING: Any = object()
-TEXTS = ("run_name", "start_from")  # whose text is free; other overrides without a dot choose from a config group
-
-
-def is_portable(override: str) -> bool:
-    """Return whether a run may take ``override``, as in ``gate.k=4``, from a checkpoint.
-
-    Choices of config groups by plain names are harmless. So are values that name no class, no location of data, and no
-    file or server of callbacks, loggers and trainer. Other overrides are not stored; the commands that messages print
-    repeat them.
-    """
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-        key, value = parsed.key_or_group, parsed.value()
-    except (HydraException, ValueError):
-        return False
-    section, _, option = key.partition(".")
-    if option == "_target_" and section in BUILT:
-        return is_installed(section, value)
-    if section in LOCAL or _is_data_location(key) or any(part.startswith("_") for part in key.split(".")):
-        return False
-    if option or key in TEXTS:
-        return _is_value(value, option.rpartition(".")[2], section in UNBUILT)
-    names = value if isinstance(value, list) else [value]
-    return all(not isinstance(name, str) or re.fullmatch(r"[\w-]+(/[\w-]+)*", name) for name in names)
-
-
-def _is_data_location(key: str) -> bool:
-    """Return whether an option says where data are."""
-    return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
-
-
-def places_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``data`` that say where they are: its folder and addresses."""
-    return {key: value for key, value in data.items() if _is_data_location(f"data.{key}")}
-
-
-def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
-    """Return whether ``value`` holds only plain values; with ``numbers_only``, text only under ``NAME_KEYS``."""
-    if isinstance(value, list):
-        return all(_is_value(item, key, numbers_only) for item in value)
-    if isinstance(value, dict):
-        return all(not str(k).startswith("_") and _is_value(v, str(k), numbers_only) for k, v in value.items())
-    if isinstance(value, str):
-        return "${" not in value and value != "???" and (not numbers_only or key in NAME_KEYS)
-    return value is None or isinstance(value, bool | int | float)
 
 
 def stored_overrides(checkpoint: Checkpoint) -> list[str]:
@@ -109,9 +58,7 @@ def group_overrides(checkpoint: Checkpoint, command_overrides: Sequence[str] = (
 
     Those that ``command_overrides`` replace are left out.
     """
-    keys = set(map(key_of, command_overrides))
-    overrides = [override for override in stored_overrides(checkpoint) if key_of(override) not in keys]
-    return [override for override in overrides if override.startswith("~") or _is_top(key_of(override))]
+    return choices_among(stored_overrides(checkpoint), command_overrides)
 
 
 def use_installed_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> None:
@@ -214,23 +161,18 @@ def _resolved(cfg: DictConfig, sections: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _is_top(key: str) -> bool:
-    """Return whether an override with this key chooses from a config group or sets an option outside the sections."""
-    return "." not in key.partition("@")[0]
-
-
 def _values(override: str) -> dict[str, Any]:
     """Return the options in sections that ``override`` sets: of a dict those in it, but in ``data``, as tasks, all."""
     key, value = key_of(override), value_of(override)
     is_in_checkpoint = (key, value) == ("network.config", None)  # which describes the whole encoder
-    if override.startswith("~") or _is_top(key) or is_in_checkpoint:
+    if override.startswith("~") or is_top(key) or is_in_checkpoint:
         return {}
     return flatten(value, key) if isinstance(value, dict) and not key.startswith("data.") else {key: value}
 
 
 def _merged(key: str, now: Any, saved: Any, changed: tuple[str, ...]) -> Any:
     """Return the value at ``key``: as ``saved``, but as ``now`` under ``changed`` keys, and where it locates data."""
-    if _is_data_location(key) or f"{key}.".startswith(changed):
+    if is_data_location(key) or f"{key}.".startswith(changed):
         return now
     if isinstance(now, dict) and isinstance(saved, dict):
         nodes = {n: (now.get(n, MISSING), saved.get(n, MISSING)) for n in {**now, **saved}}

@@ -14,7 +14,10 @@ from stat import S_ISREG
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
-from mtl.checks import InputError, causes
+from mtl.checks import InputError, causes, require
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of tables that are written as text
+SUFFIXES = (*SEPARATORS, ".parquet")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -70,6 +73,15 @@ def check_place(path: Path) -> None:
     """Raise InputError unless ``path`` is free or a regular file, which a new file may replace."""
     if os.path.lexists(path) and not S_ISREG(path.lstat().st_mode):
         raise InputError(f"{path} cannot be written: it is a link, a folder or a device, not a regular file")
+
+
+def check_out(out: Path, rows: Path, force: bool) -> None:
+    """Raise InputError unless what is computed from the file ``rows`` can be written to ``out``."""
+    require(out.suffix in SUFFIXES, f"-o {out}: accepted formats are {', '.join(SUFFIXES)}")
+    require(out.parent.is_dir(), f"-o {out}: there is no folder {out.parent}")
+    same = out.exists() and rows.exists() and out.samefile(rows)
+    require(not same, f"-o {out}: this is the file of the rows; give another name")
+    require(force or not out.exists(), f"-o {out}: this file exists; give another name, or --force to replace it")
 
 
 @contextmanager

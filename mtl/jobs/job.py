@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from mtl.config.resume import is_portable
+from mtl.config.portable import is_portable
 from mtl.files.run_files import LOCK, read_json
 from mtl.files.writing import write_json
 from mtl.jobs.process import LOST, MAIN, SERVER, start

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
-from mtl.config.resume import places_of
+from mtl.config.portable import places_of
 from mtl.files.run_files import PREDICTIONS, RESULTS
 from mtl.files.writing import write_json
 from mtl.loggers.base import MAX_LISTED_TASKS, run_loggers

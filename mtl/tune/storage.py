@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.pool import NullPool
 
-from mtl.checks import InputError, first_line
+from mtl.checks import InputError, first_line, require
 
 STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
@@ -28,6 +28,11 @@ ADVICE_BY_ERROR = {  # error messages of SQLite and Optuna for which retrying do
     "no longer compatible": "this can be done with a copy of the file",
 }
 ATTEMPTS = 5  # attempts to open a database in which another worker is creating the tables
+
+
+def check_study(name: str, address: str | None, folder: Path) -> None:
+    """Raise InputError if ``folder``, that of the study ``name``, lacks the storage that ``open_storage`` opens."""
+    require(address is not None or (folder / STUDY).exists(), f"study={name}: there is no {folder / STUDY}")
 
 
 def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseStorage:

@@ -17,7 +17,7 @@ from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
 from mtl.report.trials import PRUNED, Trials
 from mtl.tune.definition import DEFAULTS
 from mtl.tune.search import monitor_of, study_of, undamaged
-from mtl.tune.storage import STUDY, opened
+from mtl.tune.storage import opened
 
 MIN_TRIALS = 20  # completed trials from which the importance of options is shown: of fewer, chance decides
 _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
@@ -57,7 +57,6 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
 
     ``address``: of its storage, as in ``open_storage``. Raises InputError if there are no trials.
     """
-    require(address is not None or (folder / STUDY).exists(), f"study={name}: there is no {folder / STUDY}")
     with opened(address, folder) as storage:
         with undamaged(name):
             names = [

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mtl.checkpoints.files import read
-from mtl.checkpoints.safetensors_weights import CONTENT, WEIGHTS, write_plain
+from mtl.checkpoints.paths import CONTENT, WEIGHTS
+from mtl.checkpoints.safetensors_weights import write_plain
 from mtl.checks import InputError
 from mtl.config.resume import config_to_load
 from mtl.files.escaping import markdown

@@ -19,7 +19,7 @@ from mtl.checks import InputError, join_names, require
 from mtl.files.escaping import escape_control
 from mtl.files.formatting import cell
 from mtl.files.tables import Table
-from mtl.files.writing import reported, writing
+from mtl.files.writing import SEPARATORS, check_out, reported, writing
 from mtl.types import ROW
 from mtl.use import drift
 from mtl.use.trained import TrainedModel, load
@@ -27,8 +27,6 @@ from mtl.use.trained import TrainedModel, load
 log = logging.getLogger(__name__)
 
 DRIFT_SAMPLE_ROWS = 1 << 16  # rows of a file, from its start, in which changes are noticed
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*SEPARATORS, ".parquet")
 Write = Callable[[pl.DataFrame], None]
 
 
@@ -111,15 +109,6 @@ def predict_file(
                 count += len(block)
                 progress.update(bar, completed=share)
     return count
-
-
-def check_out(out: Path, rows: Path, force: bool) -> None:
-    """Raise InputError unless what is computed from the file ``rows`` can be written to ``out``."""
-    require(out.suffix in SUFFIXES, f"-o {out}: accepted formats are {', '.join(SUFFIXES)}")
-    require(out.parent.is_dir(), f"-o {out}: there is no folder {out.parent}")
-    same = out.exists() and rows.exists() and out.samefile(rows)
-    require(not same, f"-o {out}: this is the file of the rows; give another name")
-    require(force or not out.exists(), f"-o {out}: this file exists; give another name, or --force to replace it")
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from mtl.checkpoints.files import read, read_to_resume
 from mtl.cli.help import groups
 from mtl.config import compose
 from mtl.config.check import check
-from mtl.config.resume import is_portable, resumed_config
+from mtl.config.portable import is_portable
+from mtl.config.resume import resumed_config
 from mtl.pipeline.run import run
 from mtl.python.fit import own_hydra
 from tests.config_files import keep_files

@@ -19,7 +19,7 @@ import mtl
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.config.resume import places_of
+from mtl.config.portable import places_of
 from mtl.use import run_page
 
 SMALL = {"embedding_dim": 4, "num_experts": 2, "expert_units": [8], "head_units": [8], "max_epochs": 2}

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_flatten
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
-from mtl.config.resume import NAME_KEYS, config_to_load, is_portable
+from mtl.config.portable import NAME_KEYS, is_portable
+from mtl.config.resume import config_to_load
 from mtl.files.run_files import flatten
 from mtl.pipeline.run import run
 from mtl.use.prune import prune_run

@@ -251,10 +251,34 @@ def test_config_files_open_with_purpose_and_example() -> None:
 
 
 MISTYPED = [["train", "gate=comt"], ["train", "gat.k=1"], ["share", "seds=3"], ["tune", "study=table", "gat.k=1"]]
-MISTYPED += [["reproduce", "gates", "scal=smoke"], ["reproduce", "gates", "scale=smok"]]
+MISTYPED += [["reproduce", "gates", "scal=smoke"], ["reproduce", "gates", "scale=smok"], ["reproduce", "gate"]]
+MISTYPED += [
+    ["tune", "trials=6"],
+    ["tune", "study=table", "num_trials=6"],
+    ["share", "gates=[comt]"],
+    ["report", "none"],
+]
+MISTYPED += [["train", f"{name}=none"] for name in ("ckpt", "evaluate", "start_from", "distillation.teacher")]
+MISTYPED += [["evaluate", "none"], ["train", "-m", "seed=1,2", "ckpt=none"]]
+MISTYPED += [[name, "none", "none.csv"] for name in ("predict", "importance", "explain", "drift", "compare")]
+MISTYPED += [[name, "none"] for name in ("export", "card", "serve", "prune", "neurons")]
+MISTYPED += [["train", "ckpt=run", "data.pth=x"], ["evaluate", "run", "data.pth=x"]]  # run: a folder of a table's run
+MISTYPED += [["predict", "run", "rows.csv", "-o", "none/out.csv"]]
+KIND, COLUMN = "data.tasks={a: {kind: binry}}", "data.columns={a: numbr}"
+TEXT = "data.tasks.a={path: none.csv, text: t, label: l, kind: binary}"
+WITH_POLARS = [[name, *words, "data=table", KIND] for name, *words in (["train"], ["share"], ["tune", "study=table"])]
+WITH_POLARS += [
+    ["train", "data=table", COLUMN],
+    ["train", "data=table", "data.path=none.csv"],
+    ["train", "data=text", TEXT],
+]
+WITH_POLARS += [["train", "-m", "seed=1,2", "data=table", "data.path=none.csv"], ["columns", "none.csv"]]
+WITH_POLARS += [["evaluate", "run", "none.csv"], ["train", "ckpt=run", KIND]]
+WITH_POLARS += [["predict", "run", "none.csv"], ["compare", "run", "run", "none.csv"]]
+WITH_POLARS += [["explain", "run", "rows.csv", "--reference", "none.csv"]]
 
 
-QUICK = [["--help"], *([name, "--help"] for name in COMMANDS), *MISTYPED, ["--version"]]
+QUICK = [["--help"], *([name, "--help"] for name in COMMANDS), *MISTYPED, *WITH_POLARS, ["--version"]]
 FORKS = """
 import atexit, json, os, sys
 from mtl.cli.main import main
@@ -276,6 +300,10 @@ for number, words in enumerate(json.loads(sys.argv[1])):
 def quick(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
     """Return status, output and errors of the ``QUICK`` commands, each in a fork of a process that has only started."""
     folder, command = tmp_path_factory.mktemp("quick"), [sys.executable, "-c", FORKS, json.dumps(QUICK)]
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    for name in ("rows.csv", "run/checkpoints/best.ckpt"):
+        (folder / name).write_text("a\n1\n")
+    (folder / "run" / "config.yaml").write_text("overrides: [data=table, recipe=table_quick, optimizer.lr=0.1]\n")
     done = subprocess.run(
         command, cwd=folder, env=os.environ | {"COLUMNS": "80"}, check=True, capture_output=True, text=True
     )
@@ -288,7 +316,7 @@ def test_help_and_mistyped_options_do_not_import_torch(words: list[str], quick: 
     """They take half a second instead of six."""
     status, output, errors = quick[QUICK.index(words)]
     assert (status, errors[:7]) == ((0, "") if words[-1].startswith("--") else (1, "error: "))
-    assert output.splitlines()[-1] == "imported: []"
+    assert output.splitlines()[-1] == f"imported: {['polars'] if words in WITH_POLARS else []}"
     assert max(map(len, output.splitlines())) <= 80
     if words[0] == "train" and words[-1] == "--help":
         groups = {line.split(":")[0].strip() for line in output.partition("Options of")[0].splitlines()}

@@ -27,7 +27,7 @@ from mtl.report.trials import (
     ratios,
     required_trials,
 )
-from mtl.tune.storage import open_storage
+from mtl.tune.storage import check_study, open_storage
 from mtl.tune.trials import read_study, read_trials
 from tests.run_folders import write_run
 
@@ -117,7 +117,7 @@ def test_what_became_of_trials_is_in_the_storage(folder: Path) -> None:
     assert states[4][0] == "unfinished"
     assert str(states[4][1]).startswith("its run is not in ")
     with pytest.raises(InputError, match=r"study=none: there is no .*study.db"):
-        read_study("none", None, folder.with_name("none"))
+        check_study("none", None, folder.with_name("none"))
     with pytest.raises(InputError, match="study=other: its storage has no such study"):
         read_study("other", None, folder)
 

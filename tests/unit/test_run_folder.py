@@ -18,7 +18,7 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.errors import explain
 from mtl.config import resolvers
-from mtl.config.resume import is_portable
+from mtl.config.portable import is_portable
 from mtl.files.run_files import checked_file
 from mtl.pipeline import memory
 from mtl.pipeline.peers import is_lost_peer
