@@ -68,22 +68,39 @@ class SharingGain:
 
     @property
     def advice(self) -> str:
-        """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
+        """A sentence on what would settle an undecided gain: how many seeds, if its true mean is the measured one."""
         if self.difference is None:
-            return "alone has a metric of 0, or no value"
+            return "the metric of the task alone is 0, or has no value."
         if self.difference.undefined:
-            return f"{self.difference.undefined} runs have no value"
+            return f"Runs without a value: {self.difference.undefined}."
         if self.difference.runs < MIN_RUNS:
-            return f"at least {MIN_RUNS} seeds are needed"
+            return f"At least {MIN_RUNS} seeds are needed."
         if self._is_equal:
-            return "equal in all seeds: more test rows would tell, not more seeds"
+            return "All seeds give the same: more test rows would tell, not more seeds."
         if not self.difference.mean:
-            return "more seeds would tell"
+            return "More seeds would tell."
         needed = required_runs(self.mean, self.difference.std, self.comparisons, self.difference.overlap)
         seeds = max(needed, self.difference.runs + 1)
         if seeds <= 100:
-            return f"{seeds} seeds would probably tell"
-        return "more rows would tell, not more seeds" if math.isinf(seeds) else "over 100 seeds needed"
+            return f"With seeds={seeds} the answer would probably be clear."
+        return "More rows would tell, not more seeds." if math.isinf(seeds) else "Over 100 seeds would be needed."
+
+    def sentence(self, where: str = "") -> str:
+        """Return the answer in words, with the 95 % interval of the gain; ``where``: as in " together with b"."""
+        if self.difference is None:
+            return f"not decided{where}: {self.advice}"
+        interval = ""
+        if self.interval:
+            interval = f" (95 % interval {' to '.join(number(end, 2, '+') for end in self.interval)} %)"
+        mean = self.difference.mean
+        size, side = f"{number(abs(mean), 2)} %", "better" if mean > 0 else "worse"
+        return {
+            Verdict.BETTER: f"better{where} than alone, by {size}{interval}.",
+            Verdict.WORSE: f"worse{where} than alone, by {size}{interval}.",
+            Verdict.SAME: f"as good{where} as alone{interval}.",
+            Verdict.UNDECIDED: f"not decided:{where} {size} {side} than alone, maybe by chance{interval}. "
+            + self.advice,
+        }[self.verdict]
 
     def __str__(self) -> str:
         if self.difference is None:
@@ -153,12 +170,18 @@ def describe_task(task: str, shared: Sequence[SharingGain], gated: Sequence[Shar
     """
     parts = []
     for gain in (gain for gain in shared if gain.task == task):
-        partners = "all" if len(gain.partners) == num_tasks - 1 > 1 else " and ".join(gain.partners)
-        advice = f"; {gain.advice}" if gain.verdict == Verdict.UNDECIDED else ""
-        parts.append(f"{gain.verdict} together with {partners} ({gain}{advice})")
+        partners = "all others" if len(gain.partners) == num_tasks - 1 > 1 else " and ".join(gain.partners)
+        parts.append(gain.sentence(f" together with {partners}"))
     decided = (Verdict.BETTER, Verdict.WORSE)
-    parts += [f"with the gate {gain.setting} {gain}" for gain in gated if gain.task == task and gain.verdict in decided]
-    return f"{task}: {'; '.join(parts) or 'alone'}"
+    gates = [gain for gain in gated if gain.task == task and gain.verdict in decided]
+    parts += [gain.sentence(f" {in_words(gain.setting)}") for gain in gates]
+    return f"{task}: {' Also '.join(parts) or 'alone; it has no gain in another setting.'}"
+
+
+def in_words(setting: str) -> str:
+    """Return how the tasks are trained in a setting; a gate has its name."""
+    names = {ALONE: "each task alone", TOGETHER: "all tasks together", GROUPS: "the tasks in groups"}
+    return names.get(setting, f"with the gate {setting}")
 
 
 def recommend(validation: Mapping[str, Values], test: Mapping[str, Values], overlap: float) -> tuple[str, str]:
@@ -175,11 +198,14 @@ def recommend(validation: Mapping[str, Values], test: Mapping[str, Values], over
     best = max(candidates, key=lambda gain: gain.mean, default=None)
     if best is None or best.mean <= 0:
         undefined = best is not None and math.isinf(best.mean)
-        return ALONE, "delta-m is undefined" if undefined else "no setting is better on validation rows"
+        return (
+            ALONE,
+            f"No other setting {'has a mean over the tasks' if undefined else 'is better on validation rows'}.",
+        )
     delta = difference(test[best.setting], test[ALONE], 1.0, overlap)
     p = None if delta is None or delta.p is None else min(1.0, delta.p * len(candidates))
     confirmed = replace(best, difference=delta, p=p, comparisons=len(candidates))
+    why = f"the mean over the tasks is {confirmed.sentence()}"
     if confirmed.verdict == Verdict.BETTER:
-        return best.setting, f"delta-m {confirmed}"
-    why = f"; {confirmed.advice}" if confirmed.verdict == Verdict.UNDECIDED else ""
-    return ALONE, f"{best.setting}, the best on validation rows: {confirmed.verdict}, delta-m {confirmed}{why}"
+        return best.setting, f"On test rows, {why}"
+    return ALONE, f"Best on validation rows: {in_words(best.setting)}; but on test rows, {why}"

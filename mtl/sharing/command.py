@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from mtl.checks import require
 from mtl.config import build
 from mtl.config.check import checked_run
-from mtl.jobs.job import Do
+from mtl.files.formatting import duration
+from mtl.jobs.job import Do, say
 from mtl.jobs.work import JobList, checked_runs, work, working
 from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.options import valid
 from mtl.overrides import key_of
-from mtl.sharing.answer import ALONE, GROUPS
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER
 from mtl.sharing.grouping import partition
 from mtl.sharing.settings import Comparison, ShareOptions
 from mtl.types import has_label
@@ -61,21 +62,17 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
             work(sources, options.max_failures, later, do)
 
     with working(folder, options.show):
-        base, seeds = (
-            {name: jobs(setting=setting, seed=options.seed) for name, setting in comparison.settings.items()},
-            options.seeds,
-        )
-        # Again with more runs, since first ones are often slower
-        for num_timed in (1, min(MIN_SEEDS, seeds)) if options.budget else ():
-            run([*base.values()], num_timed, later=None)
-            seeds = _seeds_within_budget(options, base)
+        base = {name: jobs(setting=setting, seed=options.seed) for name, setting in comparison.settings.items()}
+        seeds, can_group = options.seeds, len(tasks) > 2 and not comparison.are_many
+        if options.budget and not options.show:
+            names, can_group, seeds = _fit_budget(comparison, base, can_group, run)
+            base = {name: base[name] for name in names}
+            comparison.settings = {name: comparison.settings[name] for name in names}
         comparison.seeds = range(options.seed, options.seed + seeds)
         # Later ones are those in groups, unless all tasks will share, or none
-        run([*base.values()], seeds, later=seeds * (len(tasks) > 2 and not comparison.are_many))
-        if comparison.are_many:
-            return comparison
-        affinity = comparison.affinity()
-        if np.isfinite(affinity[~np.eye(len(tasks), dtype=bool)]).any():
+        run([*base.values()], seeds, later=seeds * can_group)
+        affinity = comparison.affinity() if can_group else np.zeros((0, 0))
+        if np.isfinite(affinity[~np.eye(len(affinity), dtype=bool)]).any():
             comparison.groups = partition(affinity, options.groups)
             if 1 < len(comparison.groups) < len(tasks):
                 comparison.settings[GROUPS] = comparison.of_groups(comparison.groups)
@@ -83,19 +80,45 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
     return comparison
 
 
-def _seeds_within_budget(options: ShareOptions, base: Mapping[str, JobList]) -> int:
-    """Return how many seeds fit into the budget.
+def _fit_budget(
+    comparison: Comparison, base: Mapping[str, JobList], can_group: bool, run: Callable[..., None]
+) -> tuple[list[str], bool, int]:
+    """Do first runs, and return the settings that fit into the budget, whether groups do, and the number of seeds.
 
-    A setting's runs are assumed to take as long as those that have ended, on average. Networks of groups are assumed
-    to take as long as those of single tasks.
+    If they do not all fit, groups are left out first, then gates, then seeds; what is left out is said.
     """
-    seconds = {}
-    for name, source in base.items():
-        spent = [result.seconds for result in source.ended().values() if not result.error]
-        require(bool(spent), f"budget: the first run of {name} has failed, so its time is not known")
-        seconds[name] = max(1e-3, sum(spent) / len(spent))
-    budget, min_seeds = 60 * (options.budget or 0.0), min(MIN_SEEDS, options.seeds)
-    seconds_per_seed = sum(seconds.values()) + seconds.get(ALONE, 0.0)  # of a seed: all settings and the groups
-    needed = f"{min_seeds} seeds of all settings take about {math.ceil(min_seeds * seconds_per_seed / 60)} minutes"
-    require(budget >= min_seeds * seconds_per_seed, f"budget={options.budget:g}: {needed}")
-    return min(options.seeds, int(budget / seconds_per_seed))
+    options, core = comparison.options, [name for name in (ALONE, TOGETHER) if name in base]
+    run([base[name] for name in core], 1, later=None)
+    plans = [([*base], can_group), ([*base], False), (core, can_group), (core, False)]
+    budget, fewest = 60 * (options.budget or 0.0), min(MIN_SEEDS, options.seeds)
+    fitting = [plan for plan in plans if fewest * _seconds_per_seed(base, *plan) <= budget]
+    names, grouped = (fitting or plans[-1:])[0]
+    if fitting:  # again with more runs, since first ones are often slower
+        run([base[name] for name in names], fewest, later=None)
+    most = int(budget / _seconds_per_seed(base, names, grouped))
+    seeds = max(fewest if fitting else 1, min(options.seeds, most))
+    left_out = [*(name for name in base if name not in names), *[GROUPS] * (can_group and not grouped)]
+    if left_out or seeds < options.seeds:
+        needed = options.seeds * _seconds_per_seed(base, *plans[0])
+        comparison.budget_note = (
+            f"budget={options.budget:g} is enough for {seeds} of {options.seeds} seeds"
+            f"{' without ' if left_out else ''}{', '.join(left_out)}; all runs take about {duration(needed)}. With "
+            f"budget={math.ceil(needed / 60)}, the same command goes on with these runs."
+        )
+        say(comparison.budget_note)
+    return names, grouped, seeds
+
+
+def _seconds_per_seed(base: Mapping[str, JobList], names: Sequence[str], grouped: bool) -> float:
+    """Return how long a run of each of the settings ``names`` takes, and one in groups if ``grouped``.
+
+    A setting's runs are assumed to take as long as those that have ended, on average, or as those of ``TOGETHER``;
+    networks of groups, as those of single tasks.
+    """
+    seconds = dict[str, float]()
+    for name in {TOGETHER: 0, **base}:
+        spent = [result.seconds for result in base[name].ended().values() if not result.error]
+        first = name in (ALONE, TOGETHER)
+        require(bool(spent) or not first, f"budget: the first run of {name} has failed, so its time is not known")
+        seconds[name] = sum(spent) / len(spent) if spent else seconds[TOGETHER]
+    return max(1e-3, sum(seconds[name] for name in names) + (seconds[ALONE] if grouped else 0.0))

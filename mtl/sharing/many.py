@@ -10,14 +10,14 @@ from mtl.report.baseline_comparison import CONSTANT
 from mtl.report.many_tasks import gains_over_tasks
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import Value, defined, gain, one_sample, summarise
-from mtl.sharing.answer import EQUIVALENCE_MARGIN_PERCENT, TOGETHER
+from mtl.sharing.answer import EQUIVALENCE_MARGIN_PERCENT, TOGETHER, in_words
 from mtl.training.measurements import BLEND, LEAD, NETWORK, Key
 from mtl.training.metrics import higher_is_better
 
 RULE = (
-    "Against single tasks: by how many percent the network is better than the linear model or trees of the task alone, "
-    "whichever is best on its validation rows, in the main metric on the test rows. The units of interval and p "
-    "(Student's t test) are the tasks."
+    "Against single tasks: by how many percent the main metric of the network on test rows is better than that of the "
+    "linear model or trees of the task alone, whichever is best on validation rows. Interval and p (Student's t test) "
+    "are over the tasks."
 )
 Gains = dict[str, dict[str, Value]]  # by setting and task, in percent; None is undefined
 
@@ -69,8 +69,8 @@ def recommend_joint(runs: Runs) -> tuple[str, str]:
     verdict = difference.verdict(p, EQUIVALENCE_MARGIN_PERCENT) if difference else "undefined"
     models = " and ".join(models_alone(runs))
     return best, (
-        f"recommended: {best}, the best joint network on validation rows, blended with {models}; the network alone, "
-        f"compared with these on test rows: {verdict}"
+        f"Recommended: {in_words(best)}, which is best on validation rows, blended with {models}. Without the blend, "
+        f"the network against these models on test rows: {verdict}"
     )
 
 

@@ -29,6 +29,7 @@ from mtl.sharing.answer import (
     SharingGain,
     confirm,
     describe_task,
+    in_words,
     recommend,
 )
 from mtl.sharing.many import RULE as RULE_OF_MANY
@@ -36,15 +37,15 @@ from mtl.sharing.many import gains_of_many, recommend_joint, tables_of_many
 from mtl.sharing.settings import Comparison
 
 RULE = (
-    "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "
-    "gains on validation rows choose one setting of shared networks and one gate; test rows are looked at for these "
-    "alone. Better, worse than alone: p < 0.05 by Student's paired t test with Holm's correction for all tasks; as "
-    f"good: 95 % interval within ±{EQUIVALENCE_MARGIN_PERCENT:g} %."
+    "Gain: by how many percent the main metric is better than if the task is trained alone: mean ± standard error over "
+    "pairs of runs of one seed. Validation rows choose one way of sharing and one gate for each task; only these "
+    "are compared on test rows. Better, worse: p < 0.05 by Student's paired t test, corrected for the number of tasks "
+    f"and choices; as good: the 95 % interval is within ±{EQUIVALENCE_MARGIN_PERCENT:g} %."
 )
 SPLIT = {
-    True: "Each seed has a random split of its own: the answers are about other seeds and other splits of these rows, "
-    "with Nadeau and Bengio's correction (2003).",
-    False: "All runs have the same split: the answers are about other seeds, not about other rows.",
+    True: "Each seed splits the rows anew, so the answers hold for other splits of these rows too (corrected as by "
+    "Nadeau and Bengio, 2003).",
+    False: "All seeds have the same split, so the answers hold for other seeds, not for other rows.",
 }
 
 
@@ -60,7 +61,7 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
         recommended = {"setting": best, "command": command}
         gains = gains_of_many(runs, "test")
         content = {"gains_percent": gains, "recommended": recommended, "labels": comparison.labels}
-        lines = [recommendation, RULE_OF_MANY]
+        lines = [recommendation, *filter(None, [comparison.budget_note]), RULE_OF_MANY]
         _write(comparison, runs, content, [Section("Answers", lines, command, tables=tables)], overrides, tables)
         return content
     shared = {name: setting for name, setting in comparison.settings.items() if name in (TOGETHER, GROUPS)}
@@ -75,12 +76,12 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     command = _command(comparison, best)
     affinity = comparison.affinity()
     groups = [[comparison.tasks[task] for task in group] for group in comparison.groups]
-    gain = number(comparison.predicted_gain(), 2)
-    line = f"groups by the affinities: {' | '.join(map(' + '.join, groups))} (mean {gain} %)"
+    line = f"Groups of tasks that help each other most in training: {' | '.join(map(' + '.join, groups))}."
     lines = [
         *answers.values(),
         *([line] if groups else []),
-        f"recommended: {best} ({why})",
+        f"Recommended: {in_words(best)}. {why}",
+        *filter(None, [comparison.budget_note]),
         SPLIT[comparison.own_splits],
     ]
     content = {
@@ -126,7 +127,7 @@ def _write(
     """Write share.json and the page, and print the first of its ``sections``, the answers, with ``tables``."""
     write_json(comparison.folder / "share.json", content)
     sections.append(
-        replace(section_of(runs, "Settings, for the record: they chose nothing", curves={}), comparison=None)
+        replace(section_of(runs, "All settings on test rows, which chose nothing", curves={}), comparison=None)
     )
     provenance = describe_runs([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
     title = f"Should these tasks share? {comparison.folder.name}"
@@ -139,13 +140,13 @@ def _write(
 
 
 def _affinities(tasks: list[str], affinity: np.ndarray) -> Table:
-    note = f"TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first {EARLY:.0%} of the joint runs."
+    note = f"TAG's affinity (Fifty et al. 2021) on validation rows, mean over the first {EARLY:.0%} of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_n_steps."
     others = np.where(np.eye(len(tasks), dtype=bool), np.nan, affinity)  # of a task to itself says nothing here
     cells = [[number(value, 2, "+") if np.isfinite(value) else "-" for value in row] for row in others]
     rows = [[task, *row] for task, row in zip(tasks, cells, strict=True)]
-    title = "Affinity: fall of the column's loss by a step for the row's task, %"
+    title = "Affinity: by how many % a training step for the row's task lowers the column's loss"
     return Table(["", *tasks], rows, title, [note])
 
 

@@ -47,6 +47,7 @@ class Comparison:
     ``run_overrides``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has
     the labels of some tasks only. ``own_splits``: whether each seed has a random split of its own. ``seeds``: of each
     setting. ``groups``: chosen by the affinities, if any were measured. ``labels``: of the training rows, by task.
+    ``budget_note``: a sentence on what the budget leaves out.
     """
 
     options: ShareOptions
@@ -59,6 +60,7 @@ class Comparison:
     settings: dict[str, SharedSetting] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     labels: Mapping[str, int] = field(default_factory=dict)
+    budget_note: str = ""
 
     def __post_init__(self) -> None:
         """Add the settings alone, together and those with a gate; of many tasks, only those that are joint.

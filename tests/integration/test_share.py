@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,50 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {gain["difference"]["runs"] for gain in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
-    assert all(word in text for word in ("Answers", "TAG", "recommended", "95 % interval"))
+    assert all(word in text for word in ("Answers", "TAG", "Recommended", "95 % interval"))
     assert "Command: mtl share seeds=2" in text
     assert not found["own_splits"]
-    assert "All runs have the same split" in text
+    assert "All seeds have the same split" in text
     printed = capsys.readouterr().out
-    assert "recommended: " in printed
+    assert "Recommended: " in printed
     left = [int(runs) for runs in re.findall(r"left \((\d+) run", printed)]
     assert left[:6] == [*range(7, 1, -1)]  # also those in groups
-    assert "All runs have the same split" in printed
+    assert "All seeds have the same split" in printed
     again = answered(tmp_path, ["gates=[softmax]", "show=true"])
     assert again == found
 
 
-def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"budget=1e-09: 2 seeds of all settings take about \d+ minutes"):
-        answered(tmp_path, ["budget=1e-9"])
+BUDGETS = [  # seconds: settings, and seeds of each, if each run takes a second; groups may have a run of each seed too
+    (36.5, {"alone": 9, "together": 9, "softmax": 9}, True),
+    (14.5, {"alone": 3, "together": 3, "softmax": 3}, True),
+    (10, {"alone": 3, "together": 3, "softmax": 3}, False),
+    (8.5, {"alone": 4, "together": 4}, False),
+    (4.5, {"alone": 2, "together": 2}, False),
+    (0.1, {"alone": 1, "together": 1}, False),
+]
+
+
+@pytest.mark.parametrize(("seconds", "seeds", "grouped"), BUDGETS)
+def test_a_budget_leaves_out_groups_then_gates_then_seeds_and_answers(
+    seconds: float,
+    seeds: dict[str, int],
+    grouped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = Job.result
+    monkeypatch.setattr(Job, "result", lambda job: (ended := result(job)) and replace(ended, seconds=1.0))
+    found = answered(tmp_path, ["gates=[softmax]", f"budget={seconds / 60}", "seeds=9"])
+    folder = tmp_path / "share" / "synthetic_moe"
+    runs = {path.name: len(list(path.glob("*/results.json"))) for path in folder.iterdir() if path.is_dir()}
+    assert {name: count for name, count in runs.items() if not name.startswith("groups")} == seeds
+    assert (bool(found["groups"])) == grouped
+    assert list(found["answers"]) == TASKS
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("all runs take about 36 seconds. With budget=1, the same command" in printed) == (seconds < 36)
+    assert (" without softmax, groups;" in printed) == (seconds < 9)
+    assert (" without groups;" in printed) == (seconds == 10)
 
 
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
@@ -127,7 +156,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs.table.select("seed", "data_seed").unique().sort("seed").rows() == [(0, 0), (1, 1)]
     assert runs.overlap == pytest.approx(1 / 8)
     assert runs.table["val/é/auroc"].is_between(0, 1).all()
-    assert "random split of its own" in (tmp_path / "share" / "table" / "summary.md").read_text()
+    assert "Each seed splits the rows anew" in (tmp_path / "share" / "table" / "summary.md").read_text()
     assert (tmp_path / "share" / "table" / "report.html").is_file()
     with pytest.raises(InputError, match=r"table\.parquet holds other rows, .*: give another name="):
         mtl.share(frame.with_columns(x=-pl.col("x")), tasks, folder=tmp_path, **options)
@@ -144,7 +173,7 @@ def test_killed_and_resumed_with_two_workers_gives_the_same_answer(tmp_path: Pat
         return subprocess.Popen(program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
     def answers(output: str) -> str:
-        return output[output.index("task_000: ") : output.index("recommended")]
+        return output[output.index("task_000: ") : output.index("Recommended")]
 
     whole = start(tmp_path / "whole")
     expected = answers(whole.communicate()[0])

@@ -86,10 +86,10 @@ def test_verdicts() -> None:
     assert gain(0.1, 0.1, 0.4).verdict == "as good"  # the interval is within 1 %
     assert gain(1.2, 0.5, 0.06).verdict == "undecided"
     assert gain(1.2, 0.5, None).verdict == "undecided"
-    assert gain(1.2, 0.5, 0.06).advice.startswith("9 seeds")  # ((1.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 6.8, and 2
+    assert "seeds=9 " in gain(1.2, 0.5, 0.06).advice  # ((1.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 6.8, and 2
     many = replace(gain(1.2, 0.5, 0.06), comparisons=16)
-    assert many.advice.startswith("17 seeds")  # ((2.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 12.5, and 2.96^2 / 2 = 4.4
-    assert gain(0.01, 0.5, 0.9).advice == "over 100 seeds needed"
+    assert "seeds=17 " in many.advice  # ((2.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 12.5, and 2.96^2 / 2 = 4.4
+    assert gain(0.01, 0.5, 0.9).advice == "Over 100 seeds would be needed."
     assert str(gain(-152.3, 59.4, 0.2)) == "-152 % ± 59"
 
 
@@ -97,8 +97,8 @@ def test_verdicts() -> None:
 def test_gains_without_spread_or_of_two_seeds_are_undecided(mean: float) -> None:
     equal, few = gain(mean, 1e-15, 1e-15), gain(mean, 1e-6, 1e-6, count=2)
     assert [equal.verdict, few.verdict] == ["undecided"] * 2
-    assert equal.advice.startswith("equal in all seeds")
-    assert few.advice == "at least 3 seeds are needed"
+    assert equal.advice.startswith("All seeds give the same")
+    assert few.advice == "At least 3 seeds are needed."
 
 
 def test_holm_corrects_for_all_gains_of_a_kind() -> None:
@@ -119,7 +119,7 @@ def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
     assert second.difference is not None
     assert (second.difference.mean, second.difference.undefined) == (pytest.approx(100 * (2.25 - 2.6 / 3) / 2.25), 1)
     assert second.verdict == "undecided"
-    assert second.advice == "1 runs have no value"
+    assert second.advice == "Runs without a value: 1."
     assert measure_gains(runs, {"pair": {"a": []}}, "test") == []
 
 
@@ -154,7 +154,10 @@ def test_validation_rows_choose_and_test_rows_answer() -> None:
         by_seed(together=good, groups=better), by_seed(together=better, groups=[1, -1, 0, 0.1]), 0.0
     )
     assert chosen_badly[0] == "alone"
-    assert "groups, the best on validation rows: undecided, delta-m +0.025 %" in chosen_badly[1]
+    why = (
+        "Best on validation rows: the tasks in groups; but on test rows, the mean over the tasks is not decided: 0.025"
+    )
+    assert chosen_badly[1].startswith(why)
     assert recommend(by_seed(together=[-1.0] * 4), test_rows, 0.0)[0] == "alone"
 
 
@@ -173,7 +176,7 @@ def test_splits_that_overlap_widen_the_interval() -> None:
     assert required_runs(1.0, 1.0, overlap=0.05) > 15
     assert required_runs(1.0, 1.0, overlap=0.25) == math.inf
     few = replace(gain(1.2, 0.5, 0.06), difference=Difference(1.0, 0.6, 5, 5, 4, 1.0, overlap=0.25))
-    assert few.advice == "more rows would tell, not more seeds"
+    assert few.advice == "More rows would tell, not more seeds."
 
 
 def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
@@ -183,13 +186,15 @@ def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
     assert (
         of(together=[1.0, 1.1, 0.9, 1.0], groups=[2.0, 2.1, 1.9, 2.0], topk=[3.0, -3.0, 4.0, math.nan])[0] == "groups"
     )
-    assert of(together=[-1.0, -1.1, -0.9]) == ("alone", "no setting is better on validation rows")
-    assert of(together=[math.nan, -1.1, -0.9]) == ("alone", "delta-m is undefined")
+    assert of(together=[-1.0, -1.1, -0.9]) == ("alone", "No other setting is better on validation rows.")
+    assert of(together=[math.nan, -1.1, -0.9]) == ("alone", "No other setting has a mean over the tasks.")
     chosen, why = of(together=[-1.0, -1.1, -0.9], topk=[0.3, -0.1, 0.1])
     assert chosen == "alone"
-    assert why == "topk, the best on validation rows: as good, delta-m +0.1 % ± 0.12"
-    assert of(topk=[3.0, -1.0, 1.0, 0.0])[1].endswith(
-        ": undecided, delta-m +0.75 % ± 0.85; 43 seeds would probably tell"
+    mean = "Best on validation rows: with the gate topk; but on test rows, the mean over the tasks is "
+    assert why == f"{mean}as good as alone (95 % interval -0.4 to +0.6 %)."
+    interval = "(95 % interval -2 to +3.5 %). With seeds=43 the answer would probably be clear."
+    assert (
+        of(topk=[3.0, -1.0, 1.0, 0.0])[1] == f"{mean}not decided: 0.75 % better than alone, maybe by chance {interval}"
     )
 
 
@@ -277,14 +282,21 @@ def test_batches_of_one_row_cannot_be_halved(tmp_path: Path) -> None:
 
 def test_a_line_for_each_task() -> None:
     good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
-    assert (
-        describe_task("a", [good], [bad], 3)
-        == "a: better together with b (+1.2 % ± 0.1); with the gate together -0.8 % ± 0.2"
-    )
-    assert describe_task("a", [bad], [open_], 3) == "a: worse together with all (-0.8 % ± 0.2)"
-    assert describe_task("b", [bad], [], 3) == "b: alone"
-    assert "undecided together with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in describe_task("a", [open_], [], 4)
-    assert describe_task("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: as good together with b (+0.1 % ± 0.1)"
+    first = "a: better together with b than alone, by 1.2 % (95 % interval +0.92 to +1.5 %)."
+    gated = "Also worse with the gate topk than alone, by 0.8 % (95 % interval -1.4 to -0.24 %)."
+    others = "(95 % interval -0.19 to +2.6 %). With seeds=9 the answer would probably be clear."
+    texts = {
+        describe_task("a", [good], [replace(bad, setting="topk")], 3): f"{first} {gated}",
+        describe_task(
+            "a", [bad], [open_], 3
+        ): "a: worse together with all others than alone, by 0.8 % (95 % interval -1.4 to -0.24 %).",
+        describe_task("b", [bad], [], 3): "b: alone; it has no gain in another setting.",
+        describe_task("a", [open_], [], 4): "a: not decided: together with c 1.2 % better than alone, maybe by chance "
+        + others,
+        describe_task("a", [gain(0.1, 0.1, 0.4)], [], 3): "a: as good together with b as alone (95 % interval -0.18 to "
+        "+0.38 %).",
+    }
+    assert [*texts] == [*texts.values()]
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
