@@ -78,7 +78,7 @@ def unwritable(folder: Path, error: BaseException) -> InputError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(
         f"cannot write to the folder {folder}: {why}; make it writable, free space on its disk, or set "
-        f"data.data_dir to another folder"
+        f"paths.data_dir to another folder"
     )
 
 

@@ -52,7 +52,7 @@ def fetch(url: str, dest: Path, known_hash: str | None, download: bool = True) -
 
     Raises InputError.
     """
-    by_hand = f"get {url} elsewhere and put it at {dest}, or set data.data_dir to the folder of your data"
+    by_hand = f"get {url} elsewhere and put it at {dest}, or set paths.data_dir to the folder of your data"
     if not download:
         require(dest.exists(), f"{dest} is missing and data.download=false: set it to true, or {by_hand}")
         return

@@ -210,6 +210,11 @@ class TargetOptions(LabelOptions):
             likely = find_format(cells, TableOptions(), "number")
             setting = f"'data.columns={{{self.column}: {{format: {quote_format(likely)}}}}}'"
             hint = f", or set {setting}" if likely and not self.format else ""
+            labels = cells.column.drop_nulls()
+            if not likely and parse_numbers(labels).count() < len(labels) / 2:
+                kind = "binary" if labels.n_unique() == 2 else "multiclass"
+                text = f"holds text, such as {quote(str(labels[0]))}; use kind={kind}"
+                raise InputError(f"data.tasks.{self.name}.kind=regression: column {self.column!r} {text}") from None
             raise InputError(f"{error}{hint}") from None
         if self.transform or self.loss == "poisson":
             rule = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--watch", action="store_true", help="follow runs on a page that reloads, until all have ended")
     trusted = "your package, whose classes a run may name"
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trusted)
-    where = "the data of the run; default $MTL_DATA_DIR or data"
+    where = "the data of the run; default as for paths.data_dir of mtl train"
     parser.add_argument("--data-dir", metavar="FOLDER", help=where)
     with one_line_errors():
         args = parser.parse_args(arguments)

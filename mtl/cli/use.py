@@ -298,7 +298,7 @@ def neurons(arguments: Sequence[str] | None = None) -> None:
     """Write the scores of the hidden units of a dense Transformer run."""
     text = "Rank the hidden units of a dense Transformer run, for network.expert_init=neuron_scores"
     parser = parser_of("neurons", text, "neuron_scores.pt")
-    parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default as for paths.data_dir of mtl train")
     with one_line_errors():
         args = parse_arguments(parser, arguments)
         from mtl.use.neurons import write_neuron_scores

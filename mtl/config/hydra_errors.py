@@ -6,8 +6,11 @@ Imports nothing slow, so that a mistyped option is answered at once.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from glob import escape
+from pathlib import Path
 from typing import Any
 
 from hydra import compose
@@ -39,8 +42,11 @@ def explain(error: BaseException, overrides: Sequence[str], others: Sequence[str
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        name = f"{group}={format_value(choice)}"
+        if file := next(Path().glob(f"*/{escape(str(error.missing_cfg_file))}.yaml"), None):  # the user's own
+            return f"{name}: to use {file}, add --config-dir {shlex.quote(file.parts[0])}"
         near = suggestion(choice, error.options, f"{group}=") or ";"
-        return f"{group}={format_value(choice)}: no such {group}{near} there are {', '.join(error.options)}"
+        return f"{name}: no such {group}{near} there are {', '.join(error.options)}"
     if match := re.search(r"(?:Could not (?:override|delete)(?: from config\.)?|Key) '([^'\n=]+)", text):
         key = match[1]
         override = next((override for override in overrides if key_of(override) == key), key)
@@ -78,6 +84,11 @@ def _nearest(key: str, overrides: Sequence[str], others: Sequence[str]) -> str:
             cfg = compose("train")
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     names = [*others, *flatten(raw), *groups]
-    last = key.rpartition(".")[2]  # the right name in the wrong section: batch_size is data.batch_size
-    same = [name for name in names if name.rpartition(".")[2] == last]
-    return suggestion(key, [min(same, key=len)], cutoff=0.0) if same else suggestion(key, names)
+    section, _, last = key.rpartition(".")
+    beside = [name for name in names if section and name.rpartition(".")[0] == section]
+    if near := suggestion(last, [name.rpartition(".")[2] for name in beside], f"{section}."):
+        return near
+    same = [name for name in names if name.rpartition(".")[2] == last]  # in another section: batch_size is in data
+    if same:
+        return suggestion(key, [min(same, key=len)], cutoff=0.0)
+    return f"; there are {', '.join(beside)}" if beside else suggestion(key, names)

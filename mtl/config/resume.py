@@ -224,7 +224,7 @@ def check_batches(checkpoint: Checkpoint, batch_size: int | str, processes: int)
 def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: str | None = None) -> DictConfig:
     """Return the part of a checkpoint's configuration that builds its data and network, without training.
 
-    Data are read from ``data_dir``, by default $MTL_DATA_DIR or ``data``, and fetched from the data modules' addresses.
+    Data are read from ``data_dir``, by default as for ``paths.data_dir``, and fetched from the data modules' addresses.
     """
     config = checkpoint.config(trust)
     data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}

@@ -1,7 +1,8 @@
-"""Say at the end of a run what its measurements suggest."""
+"""Say at the end of a run what its measurements suggest, and at its beginning whether its network is too large."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ MIN_RELATIVE_RISE = 0.05  # relative to the loss of the best epoch: a smaller ri
 MIN_VALIDATIONS_SINCE_BEST = 3  # validations after the best epoch that tell a rise from noise
 MAX_TASKS_NAMED = 3  # tasks of a sentence
 MIN_SKILL = 0.01  # of the way from a constant prediction to a perfect one: less is none
+MAX_PARAMETERS_PER_ROW = 1000  # of a network, besides embeddings: larger ones were no better, see docs/training.md
 Progress = Mapping[str, Mapping[str, float]]  # of each task, see EpochReport
 
 
@@ -25,6 +27,21 @@ def advice(record: Mapping[str, Any], progress: Progress) -> list[str]:
     measured = Measurements.from_plain(record["numbers"])
     others = [*_other_epochs(measured, progress), *_constant(measured, record["main_metrics"])]
     return [*_over_fitting(record, progress), *others]
+
+
+def size_advice(parameters: float, rows: int, units: Sequence[int]) -> list[str]:
+    """Return a sentence if a network has too many ``parameters``, besides embeddings, for the training ``rows``.
+
+    ``units``: the sizes of its layers, ``recipe.expert_units``. The parameters grow at least in proportion to them.
+    """
+    factor = MAX_PARAMETERS_PER_ROW * rows / max(parameters, 1)
+    if not rows or not units or factor >= 1:
+        return []
+    smaller = ",".join(str(max(8, 2 ** math.floor(math.log2(unit * factor)))) for unit in units)
+    return [
+        f"{parameters / rows:,.0f} parameters besides embeddings for each training row: a smaller network is often as "
+        f"good, and faster; try recipe.expert_units=[{smaller}]"
+    ]
 
 
 def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:

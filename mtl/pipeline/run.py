@@ -32,6 +32,7 @@ from mtl.files.run_files import CHECKPOINTS, CONFIG
 from mtl.files.writing import write_text
 from mtl.loggers.base import run_loggers
 from mtl.pipeline import memory
+from mtl.pipeline.advice import size_advice
 from mtl.pipeline.peers import lost_peers_reported
 from mtl.runs import results
 from mtl.runs.caller import Caller, PythonCaller
@@ -107,7 +108,7 @@ def run(cfg: DictConfig, *, caller: Caller | None = None, checkpoint: Checkpoint
             trainer = build_trainer(cfg, start, caller, cleanup)
             load_rows(cfg, data, trainer, start, caller)
             module = build_module(cfg, data, start)
-            begin(cfg, trainer, module, caller, cleanup)
+            begin(cfg, trainer, module, data, caller, cleanup)
             # Not above, where it would delay the first line by a second; nor after the training: files may have changed
             from mtl.pipeline import finish
 
@@ -187,10 +188,15 @@ def build_module(cfg: DictConfig, data: Any, start: Start) -> Any:
     return build.build_module(cfg, network, spec, distillation)
 
 
-def begin(cfg: DictConfig, trainer: pl.Trainer, module: Any, caller: Caller, cleanup: ExitStack) -> None:
+def begin(cfg: DictConfig, trainer: pl.Trainer, module: Any, data: Any, caller: Caller, cleanup: ExitStack) -> None:
     """Say what is trained, write its configuration, and watch over the processes of the run until ``cleanup``."""
     folder, parameters = Path(cfg.paths.run_dir), results.count_parameters(module.network)
-    log.info("%s: %s parameters, run folder %s", cfg.run_name, f"{parameters:,}", folder)
+    rows = data.row_counts().get("train", 0) if data.labelled is not None else 0  # of a table
+    per_row = f" ({parameters / rows:,.0f} for each training row)" if rows else ""
+    log.info("%s: %s parameters%s, run folder %s", cfg.run_name, f"{parameters:,}", per_row, folder)
+    weights = {name: weight.numel() for name, weight in module.network.named_parameters() if "bottom." not in name}
+    for sentence in size_advice(sum(weights.values()) / cfg.ensemble, rows, cfg.recipe.get("expert_units") or ()):
+        log.info("%s", sentence)
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))

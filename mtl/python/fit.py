@@ -105,6 +105,9 @@ def fit(
         rest = [shares.get(split, 0.0 if split in tables else DEFAULT_SPLIT_FRACTION) for split in ("val", "test")]
         twice = "fractions" in checked(Mapping[str, Any], values.get("data.split") or {}, "split")
         require(not twice, "split: fractions are given twice, also by valid or test; give them once")
+        named_shares = ", ".join(f"{PLACES[split][1]}={share:g}" for split, share in shares.items())
+        fits = all(0 < share < 1 for share in shares.values()) and sum(rest) < 1
+        require(fits, f"{named_shares}: shares must be between 0 and 1, and leave rows to train with")
         values["data.split.fractions"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = with_options(values, options)

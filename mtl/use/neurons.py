@@ -90,7 +90,7 @@ def write_neuron_scores(
 ) -> tuple[int, int]:
     """Write the scores ``[layers, W]`` of a run's network over its validation rows; return the shape.
 
-    ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For ``path`` and ``trust`` see
+    ``data_dir``: the folder of the data, by default as for ``paths.data_dir``. For ``path`` and ``trust`` see
     ``mtl.load``.
     """
     checkpoint = read(path)

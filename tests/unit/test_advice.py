@@ -13,7 +13,7 @@ from mtl.checkpoints.files import read
 from mtl.cli.report import main as report
 from mtl.cli.use import predict
 from mtl.pipeline import finish
-from mtl.pipeline.advice import advice, never_predicted, skill_score
+from mtl.pipeline.advice import advice, never_predicted, size_advice, skill_score
 from mtl.pipeline.run import run
 from mtl.report.baseline_comparison import compare_with_baselines, describe_many_tasks, describe_task
 from mtl.runs.caller import Caller
@@ -145,7 +145,7 @@ def test_printed_commands_work_as_they_are(
     assert seen == [kept]  # not that of the best epoch, which is tested
     assert set(kept) == {"clicked", "plan"}
     end = capsys.readouterr().out.partition("next:\n")[2]
-    first, second, third = [shlex.split(line) for line in end.splitlines()]
+    first, second, third, time = [shlex.split(line) for line in end.splitlines()]
     predict(first[first.index("predict") + 1 :])
     assert "clicked_probability" in capsys.readouterr().out
     report(second[second.index("report") + 1 :])
@@ -154,7 +154,10 @@ def test_printed_commands_work_as_they_are(
     assert "beside a constant (0.5000)" in page  # 19 rows are too few for an error
     assert "* Advice." in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
-    assert third[third.index("tune") + 1 :] == ["study=table", "name='my rows'", "gate=topk", *kept]
+    options = third[third.index("tune") + 1 :]
+    assert options[:4] == ["study=table", "name='my rows'", "gate=topk", "n_trials=30"]
+    assert set(kept) <= set(options)
+    assert time[:3] == ["#", "30", "trials;"]
 
 
 def test_classes_that_are_never_predicted_are_named() -> None:
@@ -170,3 +173,36 @@ def test_classes_that_are_never_predicted_are_named() -> None:
     [sentence] = never_predicted(tasks, rows)
     assert sentence.endswith('in the test rows: buy: yes; kind: "1", "3".')
     assert not never_predicted(tasks, {"buy": LabeledPredictions(torch.tensor([0.1, 0.6]), torch.tensor([0, 1]))})
+
+
+def test_a_network_that_is_too_large_for_its_rows_is_said_with_a_size_to_try() -> None:
+    assert size_advice(1_000_000, 1000, [256]) == []
+    [sentence] = size_advice(2_000_000, 1000, [512, 256])
+    assert sentence.startswith("2,000 parameters besides embeddings for each training row: ")
+    assert sentence.endswith("try recipe.expert_units=[256,128]")
+    assert size_advice(7e6, 1000, [100])[0].endswith("=[8]")  # the power of two below 100 / 7
+    assert size_advice(1e9, 1000, [256])[0].endswith("=[8]")
+    assert size_advice(1e9, 0, [256]) == size_advice(1e9, 1000, []) == []
+
+
+@pytest.mark.parametrize(("units", "advised"), [(4, False), (512, True)])
+def test_a_run_on_a_table_says_how_many_parameters_a_row_has(
+    units: int, advised: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    visits(200).write_csv(tmp_path / "rows.csv")
+    words = [
+        "data=table",
+        f"data.path={tmp_path / 'rows.csv'}",
+        "data.tasks.clicked=binary",
+        "gate=softmax",
+        "ensemble=1",
+    ]
+    with caplog.at_level("INFO"):
+        run(
+            compose_small(
+                tmp_path / "run", *words, f"recipe.expert_units=[{units}]", "trainer.max_epochs=1", "blend=none"
+            )
+        )
+    [first] = [line for line in caplog.messages if "parameters (" in line]
+    assert " for each training row), run folder" in first
+    assert any("besides embeddings" in line for line in caplog.messages) == advised

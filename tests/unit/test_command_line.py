@@ -133,6 +133,19 @@ def test_a_finished_run_proposes_a_search_and_says_how_long_it_takes(
     assert not any("tune" in line for line in next_commands(OmegaConf.create(config), data, Path("run"), resumed, 1.0))
 
 
+def test_a_file_of_the_user_that_is_not_searched_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my conf", "data").mkdir(parents=True)
+    Path("my conf", "data", "orders.yaml").write_text("defaults: [table]\n")
+    message = r"^error: data=orders: to use my conf/data/orders\.yaml, add --config-dir 'my conf'$"
+    with pytest.raises(SystemExit, match=message):
+        train.main(["data=orders"])
+    with pytest.raises(SystemExit, match=r"^error: data=order: no such data"):
+        train.main(["data=order"])
+
+
 def test_options_of_a_study_may_have_a_prefix() -> None:
     words = ["++n_trials=5", "study=table", "+gate=topk", "++optimizer.lr=2", "n_trials=4"]
     assert split_overrides(words, tune.OWN) == (["n_trials=4", "study=table"], ["+gate=topk", "++optimizer.lr=2"])

@@ -317,7 +317,7 @@ def test_missing_files_are_fetched_once_and_checked(
         for file in site.rglob("*.*"):
             if file.is_file():
                 file.write_bytes(file.read_bytes() + b"more")
-        with pytest.raises(InputError, match=r"cannot download .*hash of downloaded file .*data\.data_dir"):
+        with pytest.raises(InputError, match=r"cannot download .*hash of downloaded file .*paths\.data_dir"):
             case.ready(tmp_path / "wrong", **there)
     left = [path.name for path in (tmp_path / "wrong").rglob("*") if path.is_file() and path.stat().st_size]
     assert left == []

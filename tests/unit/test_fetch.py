@@ -154,7 +154,7 @@ def test_file_missing_on_the_server(site: Site, dest: Path) -> None:
 
 def test_no_network_is_one_sentence(dest: Path) -> None:
     host = "127.0.0.1:9"
-    message = f"cannot download file.zip: .*get http://{host}/file.zip elsewhere and put it at {dest}.*data.data_dir"
+    message = f"cannot download file.zip: .*get http://{host}/file.zip elsewhere and put it at {dest}.*paths.data_dir"
     with pytest.raises(InputError, match=message) as caught:
         fetch(f"http://{host}/file.zip", dest, SHA256)
     assert ": Connection refused. " in str(caught.value)

@@ -457,6 +457,7 @@ def with_cell(name: str, value: Any) -> Any:
 
 
 CALL = {"kind": "multiclass", "_target_": "os.getcwd"}
+YES = pl.when(pl.col("age") > 40).then(pl.lit("yes")).otherwise(pl.lit("no"))
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tasks": ({"tasks": ["clicked"]}, r"tasks=\[\"clicked\"\]: must be a dict of names and kinds"),
     "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be 'binary', .*; did you mean binary"),
@@ -467,6 +468,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tasks": ({"tasks": {}}, "data.tasks is empty: give at least one task"),
     "no rows": ({"frame": visits().clear()}, "frame has no rows"),
     "text": ({"frame": with_cell("minutes", "ten")}, "frame, column 'minutes', row 4: 'ten' is not a number"),
+    "text as numbers": (
+        {"tasks": {"plan": "regression"}},
+        "plan.kind=regression: column 'plan' .*; use kind=multiclass",
+    ),
+    "two texts": ({"tasks": {"yes": "regression"}, "frame": visits().with_columns(yes=YES)}, "'yes'; use kind=binary"),
+    "share of valid": ({"valid": 1.5}, "^valid=1.5: shares must be between 0 and 1, and leave rows"),
+    "shares of all": ({"valid": 0.5, "test": 0.5}, "^valid=0.5, test=0.5: shares must be between 0 and 1, and leave"),
     "one class": (
         {"frame": visits().with_columns(clicked=1)},
         "frame, column 'clicked': all .* are '1'; .* two classes",

@@ -375,6 +375,12 @@ def failure(*words: str) -> Exception:
     [
         (["gate.gama=1"], "gate.gama=1: no such option; did you mean gate.gamma?"),
         (["gate=commet"], "gate=commet: no such gate; did you mean gate=comet?"),
+        (
+            ["data=table", "data.split.valid=1.5"],
+            "data.split.valid=1.5: no such option; there are data.split.by, data.split.column, data.split.fractions, ",
+        ),
+        (["trainer.epochs=3"], "trainer.epochs=3: no such option; did you mean trainer.max_epochs?"),
+        (["gate.num_experts=3"], "gate.num_experts=3: no such option; did you mean recipe.num_experts?"),
         (["batch_size=64"], "batch_size=64: no such option; did you mean data.batch_size?"),
         (["seed=1,2"], "Ambiguous value for argument 'seed=1,2'"),
         (["gate"], "gate: must be OPTION=VALUE"),

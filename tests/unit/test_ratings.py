@@ -229,7 +229,7 @@ def test_an_archive_that_cannot_be_verified_is_fetched_only_on_demand(tmp_path: 
         assert not folder.exists()
         data = ready(BooksDataModule, tmp_path / "new", download=True, unverified=True, base_url=url)
         archive.unlink()
-        with pytest.raises(InputError, match=r"404 .* put it at .*zip, or set data\.data_dir"):
+        with pytest.raises(InputError, match=r"404 .* put it at .*zip, or set paths\.data_dir"):
             ready(BooksDataModule, tmp_path / "none", download=True, unverified=True, base_url=url)
     assert len(triples(data)) == 160
     assert (folder / "BX-Users.csv").is_file()
