@@ -38,12 +38,13 @@ def check_early(cfg: DictConfig) -> None:
         data: Any = OmegaConf.to_container(cfg.data, resolve=True)
     except Exception:  # a resolver may raise anything
         return
-    kind, tasks = data.get("_target_"), data.get("tasks")
+    kind = data.get("_target_") if isinstance(data, dict) else None
     if kind not in (TABLE, TEXT):
         return
     from mtl.data_modules.tables.label_options import LabelOptions, TextTaskOptions, with_kinds
     from mtl.data_modules.tables.options import Columns
 
+    tasks = data.get("tasks")
     of_tasks: Any = dict[str, TextTaskOptions] if kind == TEXT else dict[str, LabelOptions]
     valid(of_tasks | None, with_kinds(tasks), "data.tasks")
     valid(Columns | None, data.get("columns"), "data.columns")

@@ -98,7 +98,7 @@ class SharingGain:
             Verdict.BETTER: f"better{where} than alone, by {size}{interval}.",
             Verdict.WORSE: f"worse{where} than alone, by {size}{interval}.",
             Verdict.SAME: f"as good{where} as alone{interval}.",
-            Verdict.UNDECIDED: f"not decided:{where} {size} {side} than alone, maybe by chance{interval}. "
+            Verdict.UNDECIDED: f"not decided:{where} {size} {side} than alone, which may be chance{interval}. "
             + self.advice,
         }[self.verdict]
 

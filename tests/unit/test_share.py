@@ -194,7 +194,8 @@ def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
     assert why == f"{mean}as good as alone (95 % interval -0.4 to +0.6 %)."
     interval = "(95 % interval -2 to +3.5 %). With seeds=43 the answer would probably be clear."
     assert (
-        of(topk=[3.0, -1.0, 1.0, 0.0])[1] == f"{mean}not decided: 0.75 % better than alone, maybe by chance {interval}"
+        of(topk=[3.0, -1.0, 1.0, 0.0])[1]
+        == f"{mean}not decided: 0.75 % better than alone, which may be chance {interval}"
     )
 
 
@@ -291,8 +292,9 @@ def test_a_line_for_each_task() -> None:
             "a", [bad], [open_], 3
         ): "a: worse together with all others than alone, by 0.8 % (95 % interval -1.4 to -0.24 %).",
         describe_task("b", [bad], [], 3): "b: alone; it has no gain in another setting.",
-        describe_task("a", [open_], [], 4): "a: not decided: together with c 1.2 % better than alone, maybe by chance "
-        + others,
+        describe_task(
+            "a", [open_], [], 4
+        ): "a: not decided: together with c 1.2 % better than alone, which may be chance " + others,
         describe_task("a", [gain(0.1, 0.1, 0.4)], [], 3): "a: as good together with b as alone (95 % interval -0.18 to "
         "+0.38 %).",
     }
