@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,8 @@ def write(
     measured: Measurements,
     fitted: Fitted,
     caller: Caller,
-    seconds: float,
 ) -> None:
-    """Write ``results.json`` and the predictions, hand them to the loggers, and print the table.
-
-    ``seconds``: what the run has taken so far; if it was resumed, since then.
-    """
+    """Write ``results.json`` and the predictions, hand them to the loggers, and print the table."""
     folder, loggers = Path(cfg.paths.run_dir), run_loggers(trainer.loggers)
     tasks, predictions = module.tasks.values(), module.predictions
     row_info = {split: data.row_info(split) for split, _ in predictions}
@@ -106,7 +103,8 @@ def write(
         run_logger.log_finished(partial(write_card, folder, trust=cfg.get("trust") or ()))
     if not isinstance(caller, PythonCaller):
         ends = caller.is_alone and not cfg.evaluate
-        seconds = max(seconds, record["epochs"] * (record["seconds_per_epoch"] or 0.0))
+        # A run that was resumed has taken longer than since it was
+        seconds = max(time.monotonic() - caller.began, record["epochs"] * (record["seconds_per_epoch"] or 0.0))
         further = (record["advice"], next_commands(cfg, data, folder, caller, seconds)) if ends else ()
         results.print_results(record, folder, *further)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -90,7 +89,7 @@ def run(cfg: DictConfig, *, caller: Caller | None = None, checkpoint: Checkpoint
 
     ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already.
     """
-    caller, began = caller or Caller(), time.monotonic()
+    caller = caller or Caller()
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
@@ -116,7 +115,7 @@ def run(cfg: DictConfig, *, caller: Caller | None = None, checkpoint: Checkpoint
             fitted = Fitted(str(tests_only.path)) if tests_only else fit(cfg, trainer, module, data, start, caller)
             measured = test(cfg, trainer, module, data, start, fitted, caller)
             if trainer.is_global_zero:
-                finish.write(cfg, trainer, module, data, measured, fitted, caller, time.monotonic() - began)
+                finish.write(cfg, trainer, module, data, measured, fitted, caller)
         if cfg.get("report") and not cfg.evaluate and resolvers.is_first():
             finish.write_page(cfg, caller)
     return fitted.best if fitted.best is not None else measured.value("", "loss")

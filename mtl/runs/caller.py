@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class Caller:
     ``local``: the overrides that a run started from a checkpoint of this one has to repeat, since a checkpoint keeps no
     folders, servers or classes. ``trial``: the pipe to the worker whose trial this run is, in its first process.
     ``frames``: the rows of splits that are in memory, as DataFrames of polars. ``callbacks``: further ones of
-    Lightning.
+    Lightning. ``began``: when, by ``time.monotonic``.
     """
 
     line: CommandLine = field(default_factory=CommandLine)
@@ -31,6 +32,7 @@ class Caller:
     trial: TrialEnd | None = None
     frames: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Any] = ()
+    began: float = field(default_factory=time.monotonic)
     folder_option: ClassVar[str] = "hydra.run.dir"
 
     @property
