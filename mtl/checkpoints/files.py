@@ -18,12 +18,11 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.checkpoints.paths import find_checkpoint, is_plain
 from mtl.checkpoints.safetensors_weights import read_plain
 from mtl.checkpoints.shards import Parts, check_zip, joined, read_shards
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
-from mtl.files.run_files import checked_file
+from mtl.files.run_files import checked_file, find_checkpoint, is_plain
 from mtl.files.writing import writing
 from mtl.nn.calibration import Calibration
 from mtl.options import StrictModel, options_of, sentences, valid

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mtl.checkpoints.paths import CONTENT, WEIGHTS
 from mtl.checks import InputError, first_line, require, require_packages
-from mtl.files.run_files import checked_file
+from mtl.files.run_files import CONTENT, WEIGHTS, checked_file
 from mtl.files.writing import write_text, writing
 
 TENSOR, PAIRS, TUPLE = "\0tensor", "\0pairs", "\0tuple"  # keys that no entry of a checkpoint has

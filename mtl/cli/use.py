@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mtl import __version__
-from mtl.checkpoints.paths import checkpoint_path, find_checkpoint
 from mtl.checks import require
 from mtl.cli.errors import one_line_errors
 from mtl.config.early import check_rows
 from mtl.files.cloud import path_of
-from mtl.files.run_files import PREDICTIONS
+from mtl.files.run_files import PREDICTIONS, checkpoint_path, find_checkpoint
 from mtl.files.writing import check_out
 from mtl.runs.commands import program, relative_to_cwd
 

@@ -14,12 +14,11 @@ from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from mtl.checkpoints.paths import find_checkpoint
 from mtl.config import resolvers
 from mtl.config.hydra_errors import explained
 from mtl.config.portable import choices_among, is_portable
 from mtl.files.cloud import CloudPath
-from mtl.files.run_files import CONFIG, checked_file
+from mtl.files.run_files import CONFIG, checked_file, find_checkpoint
 from mtl.options import FilePath, valid
 
 CHECKPOINTS = ("ckpt", "evaluate", "start_from", "distillation.teacher")  # options that name one

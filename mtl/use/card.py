@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mtl.checkpoints.files import read
-from mtl.checkpoints.paths import CONTENT, WEIGHTS
 from mtl.checkpoints.safetensors_weights import write_plain
 from mtl.checks import InputError
 from mtl.config.resume import config_to_load
 from mtl.files.escaping import markdown
 from mtl.files.formatting import number
+from mtl.files.run_files import CONTENT, WEIGHTS
 from mtl.files.tables import Table, bullets
 from mtl.files.writing import write_text
 from mtl.loggers.base import MAX_LISTED_TASKS
