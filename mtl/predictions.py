@@ -75,7 +75,8 @@ def interval(task: TaskSpec, values: Tensor, margin: float) -> tuple[Tensor, Ten
     low, high = torch.minimum(low - margin, middle), torch.maximum(high + margin, middle)
     if task.transform:
         return low.exp(), high.exp()
-    return (low.clamp(min=0) if task.not_negative or task.loss == "poisson" else low), high
+    least = 0.0 if task.not_negative or task.loss == "poisson" else -torch.inf
+    return low.clamp(min=least), high.clamp(min=least)
 
 
 def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,10 +79,10 @@ def write(
             if validation is None:  # of mtl evaluate, whose checkpoint is in the folder of the training
                 validation = read_predictions(Path(str(fitted.checkpoint)).parent.parent, "val", in_use)[1]
             record["thresholds"] = decisions(specs, validation, predictions["test", in_use], cfg.threshold)
-        if cfg.get("interval"):
-            record["intervals"] = measure_intervals(specs, predictions["test", in_use], cfg.interval)
     except InputError as error:  # the results of a training are worth more
         log.warning("%s", error)
+    if cfg.get("interval"):
+        record["intervals"] = measure_intervals(specs, predictions["test", in_use], cfg.interval)
     if cfg.data.get("slices"):
         cells = row_info["test"].select(polars.col(f"slice_{name}").alias(name) for name in cfg.data.slices)
         labelled = predictions["test", in_use]

@@ -64,7 +64,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         columns = dict(zip(self.tasks, self._label_columns(), strict=True))
         tasks = self._tasks_with_classes()
         self._classes = {task.name: _classes_of(task, labels[columns[task.name]]) for task in tasks}
-        classes = [*self._classes.values()]
+        classes = [series.sort().to_numpy() for series in self._classes.values()]  # scikit-learn's are sorted
         self.classes_ = classes[0] if len(self.model_.spec.tasks) == len(classes) == 1 else classes
         return self
 
@@ -90,12 +90,14 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         is no such method, as scikit-learn expects.
         """
         predictions, arrays = self._predictions(X), []
+        require(bool(self._classes), "all tasks are regressions, so there are no probabilities: use predict")
         for task in self._tasks_with_classes():
             if task.kind == "binary":
                 positive = predictions[f"{task.name}_probability"].to_numpy()
-                arrays.append(np.column_stack([1 - positive, positive]))
+                array = np.column_stack([1 - positive, positive])
             else:
-                arrays.append(predictions[[f"{task.name}_probability_{name}" for name in class_names(task)]].to_numpy())
+                array = predictions[[f"{task.name}_probability_{name}" for name in class_names(task)]].to_numpy()
+            arrays.append(array[:, self._classes[task.name].arg_sort().to_numpy()])
         return arrays[0] if len(self.model_.spec.tasks) == 1 else arrays
 
     def score(self, X: Any, Y: Any) -> float:  # noqa: N803
@@ -174,11 +176,11 @@ def _is_array(rows: Any) -> bool:
     return isinstance(rows, list | tuple | np.ndarray)
 
 
-def _classes_of(task: TaskSpec, labels: pl.Series) -> Any:
-    """Return the classes of a task as an array ``[C]`` of values like those of its column of labels."""
+def _classes_of(task: TaskSpec, labels: pl.Series) -> pl.Series:
+    """Return the classes ``[C]`` of a task in the network's order, as values of its column of labels."""
     values = labels.drop_nulls().unique()
-    value_by_name = dict(zip(texts_of((*values,), values.dtype), values, strict=True))
-    return np.array([value_by_name.get(name, name) for name in class_names(task)])
+    texts, names = texts_of((*values,), values.dtype), class_names(task)
+    return values[[texts.index(name) for name in names]] if {*names} <= {*texts} else pl.Series(names)
 
 
 def _to_table(rows: Any, names: Sequence[str] | None = None) -> Any:

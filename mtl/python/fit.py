@@ -29,7 +29,7 @@ from mtl.config.compose import CONF, composed, opened, with_default_recipe
 from mtl.config.hydra_errors import explain
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.files.escaping import escape_interpolation
-from mtl.files.run_files import COMMAND, read_json
+from mtl.files.run_files import CHECKPOINTS, COMMAND, read_json
 from mtl.files.writing import write_json
 from mtl.options import FilePath
 from mtl.options import valid as checked
@@ -144,11 +144,11 @@ def fit(
         run(cfg, caller=caller, checkpoint=checkpoint)
         tested_checkpoint = read(run_folder, cfg.test_checkpoint)
         model = model_of(tested_checkpoint, config_to_load(tested_checkpoint, trust))
-        for last in (run_folder / "checkpoints").glob("last*") if lasting is None else ():
-            last.unlink()  # no run resumes from them
-        model = replace(model, pandas=is_pandas(frame))
-        weakref.finalize(model, temporary.pop_all().close)
-        return model
+        unused = "last*" if lasting is None and cfg.test_checkpoint != "last" else ""  # no run resumes from them
+        for last in (run_folder / CHECKPOINTS).glob(unused) if unused else ():
+            last.unlink()
+        weakref.finalize(model.network, temporary.pop_all().close)  # which copies of the model share
+        return replace(model, pandas=is_pandas(frame))
 
 
 def _composed(

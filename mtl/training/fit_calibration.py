@@ -6,6 +6,7 @@ the labels ``[N]`` and the weights ``[N]`` of N rows.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,12 +16,15 @@ import scipy  # imports its parts at their first use
 import torch
 from torch import Tensor
 
+from mtl.checks import InputError
 from mtl.files.formatting import number
 from mtl.nn.calibration import STEPS, Calibration
 from mtl.predictions import interval, outermost
 from mtl.training.labeled_predictions import LabeledPredictions, labelled_after
 from mtl.training.metrics import calibration_error
 from mtl.types import TaskSpec
+
+log = logging.getLogger(__name__)
 
 FOLDS = 5
 MIN_LABELS, MIN_CLASS_LABELS = 50, 10  # labels of a task that is calibrated, and of the rarer class of a binary one
@@ -108,16 +112,21 @@ def measure_calibration(
 def measure_intervals(
     tasks: Mapping[str, TaskSpec], rows: Mapping[str, LabeledPredictions], level: float
 ) -> dict[str, dict[str, float]]:
-    """Return how many labels of each regression are inside of its intervals, and their mean width, in units.
+    """Return how many labels of each regression are within its intervals, and their mean width, in units.
 
-    ``rows``: labelled ones by task, with what the network returned if the task has quantiles. Raises InputError if the
-    validation rows were too few for the ``level``.
+    ``rows``: labelled ones by task, with what the network returned if the task has quantiles. A task whose validation
+    rows were too few for the ``level`` is left out with a warning.
     """
     measured = {}
     for task in (task for task in tasks.values() if task.kind == "regression" and task.name in rows):
         labelled = rows[task.name]
+        try:
+            margin = task.interval_margin(level)
+        except InputError as error:
+            log.warning("%s", error)
+            continue
         values = task.unstandardize(labelled.output) if task.quantiles else labelled.prediction
-        low, high = interval(task, values, task.interval_margin(level))
+        low, high = interval(task, values, margin)
         inside = ((low <= labelled.label) & (labelled.label <= high)).double()
         measured[task.name] = {"level": level, "coverage": float(inside.mean()), "width": float((high - low).mean())}
     return measured

@@ -21,10 +21,11 @@ Rule = Literal["f1"] | dict[Literal["fp", "fn"], Positive]  # the highest F1, or
 def choose_thresholds(
     tasks: Mapping[str, TaskSpec], validation: Mapping[str, LabeledPredictions], rule: Rule
 ) -> dict[str, float]:
-    """Return the threshold of each binary task whose ``validation`` rows have both classes. Raises InputError for none.
+    """Return the threshold of each binary task whose ``validation`` rows have both classes.
 
     ``validation``: the labelled rows of each task, whose predictions are not calibrated yet, as they are stored.
-    ``tasks`` have the calibrations. Tasks whose negatives were sampled are left out: their rows are too few negatives.
+    ``tasks`` have the calibrations. Tasks whose negatives were sampled are left out: their rows lack most negatives.
+    Raises InputError if no task has a threshold.
     """
     thresholds = {}
     for name, rows in validation.items():
@@ -73,7 +74,7 @@ def measure_decisions(rows: LabeledPredictions, threshold: float, rule: Rule) ->
 
     ``predicted`` is their share; ``cost``, if the ``rule`` has costs, the mean of a row. None is undefined.
     """
-    predicted, label = rows.prediction > threshold, rows.label == 1
+    predicted, label = rows.prediction.double() > threshold, rows.label == 1
     hits, chosen, positives = (float(part.sum()) for part in (predicted & label, predicted, label))
     cost = {} if rule == "f1" else {"cost": _cost(chosen - hits, positives - hits, rule) / len(rows)}
     return {
@@ -108,5 +109,5 @@ def _calibrated(
     rows = rows.at(torch.isin(rows.row_id, before.row_id))
     # Rows are in the order of their numbers
     p_stored, p_before = (part.prediction[torch.searchsorted(part.row_id, rows.row_id)] for part in (stored, before))
-    given = (rows.prediction / p_stored.clamp(min=sys.float_info.min)).clamp(0, 1)
-    return replace(rows, prediction=task.calibrate(given.logit()).sigmoid() * p_before)
+    conditional = (rows.prediction / p_stored.clamp(min=sys.float_info.min)).clamp(0, 1)
+    return replace(rows, prediction=task.calibrate(conditional.logit()).sigmoid() * p_before)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mtl.checks import join_names, require
 from mtl.nn.functional import has_float64
 from mtl.types.task_tensors import TaskTensors, map_tasks
-from mtl.types.tasks import TaskSpec
+from mtl.types.tasks import MISSING_CLASS, TaskSpec
 
 
 class Batch:
@@ -103,8 +103,11 @@ def to_batch(rows: Any, tasks: Mapping[str, TaskSpec]) -> Batch:
     inputs, labels = rows
     unknown = [name for name in labels if name not in tasks]
     require(not unknown, f"labels of {join_names(unknown)}: {wanted}; the tasks are {join_names(tasks)}")
-    targets = {
-        name: value.long() if tasks[name].kind in ("multiclass", "span") else value + 0.0
-        for name, value in labels.items()
-    }
+    targets = {name: _as_labels(value, tasks[name]) for name, value in labels.items()}
     return Batch(dict(inputs), targets)
+
+
+def _as_labels(values: Tensor, task: TaskSpec) -> Tensor:
+    if task.kind not in ("multiclass", "span"):
+        return values + 0.0
+    return values.nan_to_num(nan=MISSING_CLASS).long() if values.is_floating_point() else values.long()

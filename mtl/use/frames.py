@@ -109,7 +109,7 @@ def like(rows: Any, table: pl.DataFrame, indexed: bool = False) -> Any:
 
 
 def digest_of(rows: pl.DataFrame) -> str:
-    """Return a text that differs for other rows."""
+    """Return a SHA-256 digest of the rows."""
     return sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
 
 

@@ -62,7 +62,8 @@ def write_page(model: TrainedModel, path: str | Path | None, rows: Any) -> Shown
     digests = read_json(folder / COMMAND).get("rows", {})
     same = all(digest_of(frame) == digests.get(name) for name, frame in frames.items())
     require(same, "rows: the model was trained on others; give those of mtl.fit, or of its test= if there were any")
-    write_run_page(folder, frames=frames)
+    if frames or not (folder / PAGE).exists():
+        write_run_page(folder, frames=frames)
     page = (folder / PAGE).read_text()
     if path is not None:
         write_text(valid(FilePath, path, "path"), page)

@@ -52,8 +52,8 @@ class TrainedModel:
     which model of the run it is, as the argument ``model`` of ``load``. ``metrics_by_model`` has the metrics of all
     models that were tested beside each other, see ``metrics``. ``stored``: the content of the checkpoint but for the
     weights of the network and the state of the training. ``labelled`` reads rows with their labels; None if the data
-    are no table. ``folder``: that of the run, if it is there. ``pandas``: whether the training rows were of
-    pandas.
+    are no table. ``folder``: that of the run, if it has tested this network. ``pandas``: whether the training
+    rows were of pandas.
     """
 
     network: nn.Module
@@ -103,10 +103,11 @@ class TrainedModel:
         return to_pandas(table) if self.pandas else table
 
     def report(self, path: str | Path | None = None, rows: Any = None) -> Any:
-        """Write the page of the model's run, ``report.html`` in its folder and at ``path``, and show it in a notebook.
+        """Return the page of the model's run, ``report.html`` in its folder, for a notebook; copy it to ``path``.
 
-        ``rows``: those of the training, or of ``test=`` if they had their own, for a run whose rows were in memory: the
-        page then has the largest errors and the importance of columns. Raises InputError without the run's folder.
+        It is written if it is not there. ``rows``: those of the training, or of ``test=`` if they had their own, for a
+        run whose rows were in memory: the page is then written with the largest errors and the importance of columns.
+        Raises InputError without the run's folder.
         """
         from mtl.use.notebook import write_page  # imports matplotlib
 

@@ -504,6 +504,7 @@ def test_intervals_of_labels_that_are_never_negative_have_no_negative_end(tmp_pa
     assert {name: task.not_negative for name, task in specs.items()} == {"minutes": True, "price": False, "age": False}
     low, _ = interval(specs["minutes"], torch.tensor([0.1, 5.0]), 2.0)
     assert low.tolist() == [0.0, 3.0]
+    assert [float(end) for end in interval(specs["minutes"], torch.tensor([-3.0]), 2.0)] == [0, 0]  # in order
     assert interval(specs["age"], torch.tensor([0.1]), 2.0)[0].item() == pytest.approx(-1.9)
     frame.with_columns(pl.col("minutes") - 50).write_csv(tmp_path / "later.csv")
     again = TableDataModule(str(tmp_path / "later.csv"), tasks, batch_size=32)

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, get_scorer
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -96,6 +96,22 @@ def test_classes_are_those_of_the_labels(dtype: Any) -> None:
     assert estimator.classes_.tolist() == sorted(set(labels.tolist()))
     best = estimator.classes_[estimator.predict_proba(inputs).argmax(1)]
     assert accuracy_score(labels, predicted) == np.mean(predicted == labels) == np.mean(best == labels)
+
+
+def test_classes_are_sorted_as_scikit_learn_expects() -> None:
+    """The network orders them by number, and the positive class last."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(300, 2))
+    options = QUICK | {"max_epochs": 8, "lr": 0.03}
+    names = np.array(["100", "9", "10"])[np.digitize(inputs[:, 0], [-0.5, 0.5])]
+    estimator = mtl.MultiTaskModel({"size": "multiclass"}, **options).fit(inputs, names)
+    assert estimator.classes_.tolist() == ["10", "100", "9"]
+    assert get_scorer("roc_auc_ovr")(estimator, inputs, names) > 0.9
+    answers = np.where(inputs[:, 0] > 0, "no", "yes")
+    estimator = mtl.MultiTaskModel({"answer": {"kind": "binary", "positive": "no"}}, **options).fit(inputs, answers)
+    assert estimator.classes_.tolist() == ["no", "yes"]
+    assert get_scorer("roc_auc")(estimator, inputs, answers) > 0.9
+    assert np.mean(estimator.predict(inputs) == answers) > 0.8
 
 
 @pytest.mark.parametrize(

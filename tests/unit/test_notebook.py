@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def test_page_has_rows_if_they_are_given_again(model: Any, tmp_path: Path) -> No
     assert "they were in memory" in text
     assert 'srcdoc="&lt;!' in shown._repr_html_()
     assert "Largest errors" in model.report(rows=as_pandas(visits())).html
+    assert "Largest errors" in model.report().html  # the page that is there
     with pytest.raises(InputError, match="trained on others"):
         model.report(rows=visits(seed=5))
 
@@ -64,8 +66,18 @@ def test_files_last_as_long_as_the_model(tmp_path: Path) -> None:
     assert folder.is_dir()
     assert not list(folder.glob("checkpoints/last*"))
     trained.save(tmp_path / "model.ckpt")
+    again = copy(trained)
     del trained
+    gc.collect()
+    assert folder.is_dir()
+    del again
     gc.collect()
     assert not folder.exists()
     with pytest.raises(InputError, match="folder of this model's run is not there"):
         mtl.load(tmp_path / "model.ckpt").plot("losses")
+
+
+def test_checkpoint_that_was_tested_is_kept() -> None:
+    options = QUICK["options"] | {"test_checkpoint": "last"}
+    trained = mtl.fit(visits(), TASKS, **QUICK | {"options": options})
+    assert (trained.folder / "checkpoints" / "last.ckpt").exists()

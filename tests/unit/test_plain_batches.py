@@ -17,6 +17,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
+from mtl.types.batch import to_batch
 
 TASKS = (TaskSpec("click", "binary"), TaskSpec("plan", "multiclass", 2), TaskSpec("minutes", "regression"))
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -54,6 +55,8 @@ def test_pairs_of_dicts_are_batches() -> None:
     [values] = trained(pairs)
     assert values["test/click/accuracy"] >= 0.5
     assert [values] == trained([(row, 0) for row in range(len(X))], collate_fn=as_batch)
+    missing = to_batch(({"x": X}, {"plan": torch.tensor([0.0, torch.nan, 1.0])}), {task.name: task for task in TASKS})
+    assert missing.targets["plan"].tolist() == [0, -100, 1]
     with pytest.raises(InputError, match=r"pairs of dicts, \(\{input: tensor\}, \{task: labels\}\), not a Tensor"):
         trained([1.0, 2.0])
     with pytest.raises(InputError, match=r"labels of clik: .*; the tasks are click, plan, minutes"):

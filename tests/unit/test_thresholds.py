@@ -16,6 +16,7 @@ from mtl.checks import InputError
 from mtl.files.run_files import PREDICTIONS, read_json
 from mtl.nn.calibration import Calibration
 from mtl.pipeline.run import run
+from mtl.training.fit_calibration import measure_intervals
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.thresholds import Rule, best_threshold, choose_thresholds, measure_decisions
 from mtl.types import TaskSpec
@@ -101,3 +102,19 @@ def test_evaluate_chooses_on_validation_rows_and_measures_on_others(tmp_path: Pa
     path.unlink()
     with pytest.raises(InputError, match=PREDICTIONS):
         run(resume_small(tmp_path / "run/checkpoints/best.ckpt", tmp_path / "b", *words, evaluate=True))
+
+
+def test_threshold_between_neighbouring_floats() -> None:
+    """In double precision: the positive row stays above it."""
+    below = torch.tensor(0.999999)
+    prediction = torch.stack([below, torch.nextafter(below, torch.ones(()))])
+    rows = LabeledPredictions(prediction, torch.tensor([0, 1]))
+    assert measure_decisions(rows, best_threshold(rows, "f1"), "f1")["f1"] == 1
+
+
+def test_task_with_too_few_rows_for_its_interval_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = {name: TaskSpec(name, "regression") for name in ("many", "few")}
+    tasks["many"] = replace(tasks["many"], calibration=Calibration(scores=(1.0,) * 99))
+    rows = LabeledPredictions(torch.zeros(2).double(), torch.tensor([0.5, 3.0]).double())
+    assert measure_intervals(tasks, dict.fromkeys(tasks, rows), 0.9)["many"]["coverage"] == 0.5
+    assert "validation rows of task 'few' are enough for no interval" in caplog.text
