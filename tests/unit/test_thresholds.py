@@ -114,7 +114,7 @@ def test_threshold_between_neighbouring_floats() -> None:
 
 def test_task_with_too_few_rows_for_its_interval_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     tasks = {name: TaskSpec(name, "regression") for name in ("many", "few")}
-    tasks["many"] = replace(tasks["many"], calibration=Calibration(scores=(1.0,) * 99))
+    tasks["many"] = replace(tasks["many"], calibration=Calibration(scores=(1.0,) * 999))
     rows = LabeledPredictions(torch.zeros(2).double(), torch.tensor([0.5, 3.0]).double())
     assert measure_intervals(tasks, dict.fromkeys(tasks, rows), 0.9)["many"]["coverage"] == 0.5
     assert "validation rows of task 'few' are enough for no interval" in caplog.text
