@@ -93,6 +93,8 @@ class AfterTraining(Callback):
         calibrated = {task.name: task for task in tasks if task.kind in self.kinds}
         is_limited = self.time_limit is not None
         names = choose_models(self.blend, data.spec.inputs, tasks, is_limited) if is_table else []
+        if names:
+            log.info("fitting %s, to blend with the network", join_names(names))
         others = FittedModels.fit(names, data.spec, data, trainer.is_global_zero, self._deadline)
         self._report_left_out(
             trainer,

@@ -76,6 +76,8 @@ class SweepTable(Callback):
 
     def stopped(self, config: DictConfig) -> None:
         """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""
+        if not any(path.is_dir() for path in Path(config.hydra.sweep.dir).glob("*")):
+            return  # no job has begun
         from mtl.report.page import CSV
         from mtl.runs.commands import config_dirs, sweep_command
 

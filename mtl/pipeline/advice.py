@@ -91,6 +91,15 @@ def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
     return [f"No better than a constant prediction: {some(tasks)}."] if tasks else []
 
 
+def unhelpful_calibration(calibration: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a sentence on tasks whose log loss on the test rows is higher after their calibration."""
+    worse = [
+        task for task, values in calibration.items() if values and values["logloss after"] > values["logloss before"]
+    ]
+    effect = "has made the log loss of the test rows higher: leave out calibrate=true, or validate on more rows"
+    return [f"The calibration of {some(worse)} {effect}."] if worse else []
+
+
 def never_predicted(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPredictions]) -> list[str]:
     """Return a sentence that names the classes that have labels in the test ``rows`` but are never predicted."""
     unpredicted = []

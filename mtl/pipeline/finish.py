@@ -17,7 +17,7 @@ from mtl.config.portable import places_of
 from mtl.files.run_files import PREDICTIONS, RESULTS
 from mtl.files.writing import write_json
 from mtl.loggers.base import MAX_LISTED_TASKS, run_loggers
-from mtl.pipeline.advice import advice, never_predicted
+from mtl.pipeline.advice import advice, never_predicted, unhelpful_calibration
 from mtl.pipeline.next_commands import next_commands
 from mtl.pipeline.run import SOFTWARE, Fitted
 from mtl.report.baseline_comparison import compare_with_baselines
@@ -73,6 +73,7 @@ def write(
     }
     specs = {task.name: task for task in (tasks if others is None else others.tasks.values())}  # with calibrations
     record["calibration"] = measure_calibration(specs, predictions.get(("test", in_use), {}))
+    record["advice"] += unhelpful_calibration(record["calibration"])
     try:
         if cfg.get("threshold"):
             validation = predictions.get(("val", in_use))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from mtl.python.fit import fit
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import higher_is_better, mean_of_defined
 from mtl.types import TaskSpec
-from mtl.use.frames import like, to_polars
+from mtl.use.frames import is_pandas, like, to_polars
 from mtl.use.trained import TrainedModel
 
 try:
@@ -58,7 +59,8 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
     def fit(self, X: Any, Y: Any) -> Self:  # noqa: N803  (scikit-learn's names)
         """Train a new network on the rows of ``X`` and ``Y``. Raises InputError."""
         inputs, labels = _to_table(X), to_polars(_to_table(Y, self._label_columns()))
-        self.model_: TrainedModel = fit(self._beside(inputs, labels), self.tasks, **{"progress": False, **self.options})
+        model = fit(self._beside(inputs, labels), self.tasks, **{"progress": False, **self.options})
+        self.model_: TrainedModel = replace(model, pandas=is_pandas(X))
         self._input_columns = to_polars(inputs).columns
         self.n_features_in_ = len(self._input_columns)
         columns = dict(zip(self.tasks, self._label_columns(), strict=True))

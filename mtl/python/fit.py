@@ -216,12 +216,11 @@ def _undisturbed(caller: PythonCaller) -> Iterator[None]:
         with isolate_rng(), caller.signals.listening():
             yield
     except Stopped as stopped:
-        if stopped.number != signal.SIGINT and caller.folder is None:
-            name = signal.Signals(stopped.number).name
-            raise Stopped(f"stopped by {name}; without folder=, nothing is kept", stopped.number) from None
-        if stopped.number != signal.SIGINT:
-            raise
-        raise KeyboardInterrupt(str(stopped)) from None
+        lost = f"stopped by {signal.Signals(stopped.number).name}; without folder=, nothing is kept"
+        message = lost if caller.folder is None else str(stopped)
+        if stopped.number == signal.SIGINT:
+            raise KeyboardInterrupt(message) from None
+        raise Stopped(message, stopped.number) from None
     finally:
         for name, value in variables.items():
             os.environ.pop(name, None)

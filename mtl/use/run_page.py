@@ -215,8 +215,9 @@ def _importance(model: TrainedModel, sample: pl.DataFrame, tasks: Sequence[str])
     importance = model.importance(sample, repeats, where="the test rows", tasks=tasks)
     importance = importance.with_columns(pl.col("importance").fill_nan(None))
     positive = pl.col("importance").clip(0)
-    fraction = (positive / positive.max().over("task").clip(1e-12)).mean()
-    order = importance.group_by("column", maintain_order=True).agg(fraction=fraction).sort("fraction", descending=True)
+    importance = importance.with_columns(fraction=positive / positive.max().over("task").clip(1e-12))
+    means = importance.group_by("column", maintain_order=True).agg(pl.col("fraction").mean())
+    order = means.sort("fraction", descending=True, nulls_last=True)
     values = {(task, column): value for task, column, value in importance.select("task", "column", "importance").rows()}
     metrics = dict(importance.select("task", "metric").rows())
     columns = order["column"].to_list()[:_MAX_COLUMNS]

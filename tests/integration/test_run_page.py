@@ -99,6 +99,16 @@ def test_rows_with_the_largest_errors_are_those_of_the_table(run: Path) -> None:
     assert [abs(label - said) for _, label, said in found] == pytest.approx(errors[:5].to_list(), rel=0.01)
 
 
+def test_columns_are_sorted_by_their_importance_among_those_of_each_task() -> None:
+    """A column that one task needs comes before one that helps all a little; undefined ones are last."""
+    values = {"weak": (0.01, 0.02), "strong": (0.4, -0.1), "undefined": (None, None), "useless": (-0.1, 0.0)}
+    rows = [(task, name, "auroc", pair[index]) for name, pair in values.items() for index, task in enumerate("ab")]
+    table = pl.DataFrame(rows, ["task", "column", "metric", "importance"], orient="row")
+    model: Any = SimpleNamespace(columns=[*values], importance=lambda *args, **options: table)
+    order = [row[0] for row in run_page._importance(model, table, ["a", "b"]).rows]
+    assert order == ["weak", "strong", "useless", "undefined"]  # means of 0.01 / 0.4 and 1; of 1 and 0
+
+
 def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from mtl.checkpoints.files import read
 from mtl.cli.report import main as report
 from mtl.cli.use import predict
 from mtl.pipeline import finish
-from mtl.pipeline.advice import advice, never_predicted, size_advice, skill_score
+from mtl.pipeline.advice import advice, never_predicted, size_advice, skill_score, unhelpful_calibration
 from mtl.pipeline.run import run
 from mtl.report.baseline_comparison import compare_with_baselines, describe_many_tasks, describe_task
 from mtl.runs.caller import Caller
@@ -206,3 +206,10 @@ def test_a_run_on_a_table_says_how_many_parameters_a_row_has(
     [first] = [line for line in caplog.messages if "parameters (" in line]
     assert " for each training row), run folder" in first
     assert any("besides embeddings" in line for line in caplog.messages) == advised
+
+
+def test_calibration_that_makes_the_test_worse_is_named() -> None:
+    measured = {"logloss before": 0.24, "logloss after": 0.25}
+    [sentence] = unhelpful_calibration({"a": measured, "b": measured | {"logloss after": 0.2}, "c": {}})
+    assert sentence.startswith("The calibration of a has made the log loss of the test rows higher")
+    assert not unhelpful_calibration({})

@@ -34,6 +34,7 @@ from mtl.overrides import quote_path
 from mtl.pipeline import memory
 from mtl.pipeline.run import run
 from mtl.runs.signals import Stopped
+from mtl.training.module import MultiTaskModule
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
 from tests.visit_files import visits as visits_of_all_kinds
@@ -365,6 +366,12 @@ def test_interrupt_keeps_the_best_state(
     assert stopped.metrics == model.metrics
     assert "stopped by Ctrl-C after step 2; the best state so far is kept" in caplog.text
     assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_ctrl_c_during_the_test_says_that_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MultiTaskModule, "on_test_epoch_end", lambda module: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped by SIGINT; without folder=, nothing is kept$"):
+        mtl.fit(visits(), TASKS, **QUICK)
 
 
 def test_killed_and_resumed_equals_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
