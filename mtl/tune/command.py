@@ -15,7 +15,9 @@ from rich.console import Console
 from mtl.checks import require
 from mtl.files.formatting import number
 from mtl.files.tables import Table
+from mtl.jobs.setting import run_folder
 from mtl.jobs.work import JobList, checked_runs, work, working
+from mtl.report.runs import read_results
 from mtl.runs.commands import run_command
 from mtl.tune import definition as definitions
 from mtl.tune.search import Search, monitor_of, study_of
@@ -46,13 +48,14 @@ def tune(cfg: DictConfig, name: str, gates: Sequence[str], options: Sequence[str
             sources: list[JobList] = [JobList(setting=search.defaults(), count=1, **common) for search in tried]
             sources += [Search(setting=search, count=cfg.n_trials, storage=storage, **common) for search in searches]
             work(sources, cfg.max_failures)
-        studies = [study for search in searches if (study := study_of(search.name, storage))]
+        pairs = [(study_of(search.name, storage), folder / search.name.partition("/")[2]) for search in searches]
+        studies = {study: part for study, part in pairs if study}
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
             require(len(studies) == 1, f"show={show}: each method has a trial of this number; add gate=NAME")
-            return show_trial(studies[0], int(show))
-        for study in studies:
-            show_best(study)
+            return show_trial(next(iter(studies)), int(show))
+        for study, part in studies.items():
+            show_best(study, run_folder(part, definitions.DEFAULTS, 0))
 
 
 def trial_overrides(definition: definitions.Definition) -> list[str]:
@@ -67,8 +70,8 @@ def best_trials(study: Study) -> list[FrozenTrial]:
     return sorted(completed, key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
 
 
-def show_best(study: Study) -> None:
-    """Print the best trials of ``study`` and the command that trains the best one again."""
+def show_best(study: Study, defaults: Path) -> None:
+    """Print the best trials of ``study``, the command of the best, and the value of the run in ``defaults``."""
     console, trials, best = Console(), study.get_trials(deepcopy=False), best_trials(study)
     counts = {text: sum(trial.state == state for trial in trials) for state, text in STATES.items()}
     counted = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
@@ -82,6 +85,11 @@ def show_best(study: Study) -> None:
         )
     if best:
         show_trial(study, best[0].number)
+    results = read_results(defaults)[0]
+    if results and results.best is not None:
+        signed = -1 if study.direction == StudyDirection.MAXIMIZE else 1
+        is_best = all(signed * results.best <= signed * (trial.value or 0.0) for trial in best)
+        console.print(f"with the defaults: {number(results.best)}{', better than each trial' * is_best}")
 
 
 def show_trial(study: Study, wanted: int) -> None:

@@ -163,7 +163,9 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
             tune.main([f"study={name}", *given])
 
 
-def test_the_defaults_are_a_run_beside_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_defaults_are_a_run_beside_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It has none of the options that are searched, is done once, and counts as no trial."""
     done: dict[str, list[str]] = {}
 
@@ -177,6 +179,7 @@ def test_the_defaults_are_a_run_beside_the_trials(tmp_path: Path, monkeypatch: p
     for _ in range(2):
         tune.main(given)
         assert list(done) == ["synthetic_moe/topk/defaults trial 0", "synthetic_moe/topk trial 0"]
+    assert "with the defaults: 0.4000, better than each trial" in capsys.readouterr().out
     of_defaults, of_trial = done.values()
     assert {"gate", "seed"} <= {*of_defaults} < {*of_trial}
     assert len(of_trial) > len(of_defaults)
