@@ -30,6 +30,7 @@ OTHERS = {
     ".",
     ".ci/types",
     "cd",
+    "cp",
     "curl",
     "echo",
     "git",
