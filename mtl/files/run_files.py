@@ -79,5 +79,7 @@ def find_checkpoint(path: str | Path, name: str = "best") -> Path:
     """Return the ``checkpoint_path``; raise InputError if there is no such file, or folder of ``mtl card``."""
     path = checkpoint_path(path, name)
     exists = path.is_file() or is_plain(path)
+    none_yet = f"{path}: this run was stopped before its first checkpoint; begin it again with the same command"
+    require(exists or not (path / CONFIG).is_file(), none_yet)
     require(exists, f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     return path

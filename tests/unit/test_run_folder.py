@@ -19,7 +19,7 @@ from mtl.checks import InputError
 from mtl.cli.errors import explain
 from mtl.config import resolvers
 from mtl.config.portable import is_portable
-from mtl.files.run_files import checked_file
+from mtl.files.run_files import checked_file, find_checkpoint
 from mtl.pipeline import memory
 from mtl.pipeline.peers import is_lost_peer
 from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
@@ -43,6 +43,16 @@ def test_only_checkpoints_in_run_folders_lead_to_a_run_folder(tmp_path: Path) ->
     assert resolvers.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) is None
     (tmp_path / "config.yaml").write_text("seed: 0")
     assert resolvers.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) == tmp_path
+
+
+def test_run_without_a_checkpoint_is_no_wrong_path(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"checkpoint {tmp_path}: no such file; give a run folder"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: 0")
+    with pytest.raises(
+        InputError, match=f"{tmp_path}: this run was stopped before its first checkpoint; begin it again"
+    ):
+        find_checkpoint(tmp_path)
 
 
 def test_only_regular_files_inside_a_folder_are_its_own(tmp_path: Path) -> None:
