@@ -11,7 +11,7 @@ from mtl.files.formatting import number
 from mtl.predictions import class_names
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import Measurements
-from mtl.training.metrics import higher_is_better, positives
+from mtl.training.metrics import best_value, positives
 from mtl.types import TaskSpec
 
 MIN_RELATIVE_RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
@@ -114,11 +114,10 @@ def never_predicted(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPredict
 
 def skill_score(metric: str, value: float | None, constant: float | None) -> float | None:
     """Return how far ``value`` is from that of a ``constant`` prediction (0) towards a perfect one (1), or None."""
-    higher = higher_is_better(metric)
-    if value is None or constant is None or higher is None:
+    perfect = best_value(metric)
+    if value is None or constant is None or perfect is None or constant == perfect:
         return None
-    perfect = 1.0 if higher else 0.0
-    return None if constant == perfect else (value - constant) / (perfect - constant)
+    return (value - constant) / (perfect - constant)
 
 
 def _rises(loss: float, least: float) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from mtl.checks import join_names
 from mtl.files.formatting import number, with_interval
 from mtl.report.statistics import Difference, Verdict
+from mtl.table_models import MAX_OUTPUTS
 from mtl.table_models.blend import Weights, in_words, mean_weights
 from mtl.training.measurements import NETWORK, Measurements
-from mtl.training.metrics import higher_is_better
+from mtl.training.metrics import best_value, higher_is_better
 
 CONSTANT = "constant"  # the name of the prediction that does not depend on the inputs
 _A_CONSTANT = "a constant"  # in sentences
@@ -34,46 +35,56 @@ def describe_task(measured: Measurements, task: str, metric: str, sem: float | N
 
     ``sem``: the standard error of the metric over the test rows, None if it is unknown.
     """
-    value, higher = measured.value(task, metric, model=measured.in_use), higher_is_better(metric)
+    value, perfect = measured.value(task, metric, model=measured.in_use), best_value(metric)
     if value is None:
         return f"{task}: {metric} is undefined on these test rows. Next: test on rows with labels of every kind."
     ends = Difference(value, sem, 1, 1, math.inf).interval
-    if ends and higher is not None:  # no value is better than a perfect one
-        ends = (ends[0], min(ends[1], 1.0)) if higher else (max(ends[0], 0.0), ends[1])
+    if ends and perfect is not None:  # no value is better than a perfect one
+        ends = (ends[0], min(ends[1], perfect)) if perfect else (max(ends[0], perfect), ends[1])
     size = with_interval(value, ends, sign="") if ends else number(value)
     leads = {model: improvement(measured, model, task, metric) for model in measured.models()}
-    known = {model: lead for model, lead in leads.items() if lead and model not in (CONSTANT, measured.in_use)}
-    best = min(known, key=lambda model: known[model].mean, default="")
-    names = {CONSTANT: _A_CONSTANT} | ({best: f"{best}, the best other model"} if best else {})
+    other_leads = {model: lead for model, lead in leads.items() if lead and model not in (CONSTANT, measured.in_use)}
+    best = min(other_leads, key=lambda model: other_leads[model].mean, default="")
+    names = {CONSTANT: _A_CONSTANT, best: f"{best}, the best other model"}
+    shown = {model: lead for model in names if (lead := leads.get(model))}
+    # These rows choose the best of the others
+    verdicts = {model: _verdict(lead, len(other_leads) if model == best else 1) for model, lead in shown.items()}
     phrases = [
-        _phrase(lead, name, number(measured.value(task, metric, model=model)))
-        for model, name in names.items()
-        if (lead := leads.get(model))
+        _phrase(lead, verdicts[model], names[model], number(measured.value(task, metric, model=model)))
+        for model, lead in shown.items()
     ]
     beside = f", {' and '.join(phrases)}" if phrases else ""
-    return f"{task}: {metric} {size}{beside}. Next: {_next_step(leads.get(CONSTANT), known.get(best), best)}."
+    has_few_rows = None in verdicts.values() and len({key.task for key in measured if key.task}) <= MAX_OUTPUTS
+    next_step = _next_step(verdicts.get(CONSTANT), verdicts.get(best), best, has_few_rows)
+    return f"{task}: {metric} {size}{beside}. Next: {next_step}."
 
 
-def _phrase(lead: Difference, name: str, value: str) -> str:
-    if lead.sem is None:  # too few rows, or too many tasks
+def _verdict(lead: Difference, comparisons: int) -> Verdict | None:
+    """Return the verdict on a lead, whose p is corrected by Bonferroni's method; None if it has no error."""
+    if lead.sem is None:  # of too few rows, or too many tasks
+        return None
+    return lead.verdict(None if lead.p is None else min(1.0, comparisons * lead.p))
+
+
+def _phrase(lead: Difference, verdict: Verdict | None, name: str, value: str) -> str:
+    if verdict is None:
         return f"beside {name} ({value})"
-    link = "against" if lead.verdict() == Verdict.UNDECIDED else "than"
-    by = "" if name == _A_CONSTANT and lead.verdict() == Verdict.BETTER else f", lead {lead.text()}"
-    return f"{lead.verdict()} {link} {name} ({value}{by})"
+    link = "against" if verdict == Verdict.UNDECIDED else "than"
+    by = "" if name == _A_CONSTANT and verdict == Verdict.BETTER else f", lead {lead.text()}"
+    return f"{verdict} {link} {name} ({value}{by})"
 
 
-def _next_step(of_constant: Difference | None, of_best: Difference | None, best: str) -> str:
-    """Return what follows from the leads over a constant and over the ``best`` other model, None if unknown."""
-    if of_constant and of_constant.sem and of_constant.verdict() != Verdict.BETTER:
+def _next_step(of_constant: Verdict | None, of_best: Verdict | None, best: str, has_few_rows: bool) -> str:
+    """Return what follows from the verdicts on a constant and on the ``best`` other model, None if unknown."""
+    if of_constant not in (None, Verdict.BETTER):
         return "check its labels and inputs, since nothing shows that these inputs predict it"
-    if any(lead and lead.sem is None for lead in (of_constant, of_best)):
+    if has_few_rows:
         return "test on more rows, since these do not tell a difference from chance"
-    if of_best is None:
-        return "look below where it is wrong, or search better options with mtl tune"
     return {
         Verdict.WORSE: f"use {best}, or search better options with mtl tune",
         Verdict.UNDECIDED: "more test rows would decide it; until then the simpler of the two will do",
-    }.get(of_best.verdict(), "look below where it is wrong")
+        None: "look below where it is wrong, or search better options with mtl tune",
+    }.get(of_best, "look below where it is wrong")
 
 
 def describe_many_tasks(measured: Measurements, mains: Mapping[str, str]) -> str:
@@ -83,8 +94,7 @@ def describe_many_tasks(measured: Measurements, mains: Mapping[str, str]) -> str
         leads = [improvement(measured, model, *main) for main in mains.items()] if model != measured.in_use else []
         if means := [lead.mean for lead in leads if lead]:
             parts.append(f"{model} in {sum(mean > 0 for mean in means)} of {len(means)} tasks")
-    ending = "Chance is not excluded in any one task. Next: look below at the worst tasks."
-    return f"Better than {join_names(parts)} where both have a value. {ending}" if parts else ""
+    return f"Better than {join_names(parts)} where both have a value." if parts else ""
 
 
 def compare_with_baselines(

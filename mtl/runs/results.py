@@ -192,7 +192,7 @@ def by_task(
     notes = [f"Not shown: the accuracy of {join_names(same)}, which is that of a constant prediction."] if same else []
     notes += [OF_TOP] if rare else []
     if sum(map(len, metrics.values())) > MOST_ROWS:
-        metrics, notes = {task: names[:1] for task, names in metrics.items()}, []
+        metrics, notes = {task: [main] for task, main in mains.items()}, []
     rows = [
         ["" if index else task, metric, *(number(measured.value(task, metric, model=model)) for model in models)]
         for task, names in metrics.items()

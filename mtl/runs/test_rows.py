@@ -66,9 +66,9 @@ def describe_tested_epoch(record: Mapping[str, Any]) -> str:
 
 
 MEASURED = {  # entries of results.json, of which each has numbers by task
-    "calibration": ("Calibration", "Before and after the map of the probabilities, which the validation rows taught."),
+    "calibration": ("Calibration", "Before and after the map of the probabilities, fitted to the validation rows."),
     "thresholds": ("Decisions by a threshold", "The validation rows chose it; predicted: the share of rows above it."),
-    "intervals": ("Intervals", "coverage: the share of the labels inside of them; width: their mean, in units."),
+    "intervals": ("Intervals", "coverage: the share of the labels within them; width: their mean, in units."),
 }
 
 
@@ -77,7 +77,7 @@ def measured_by_task(record: Mapping[str, Any]) -> list[Table]:
     tables = []
     for entry, (title, note) in MEASURED.items():
         by_task = record.get(entry) or {}
-        rows = [[task, *map(number, values.values())] for task, values in by_task.items()][:MAX_LISTED_TASKS]
+        rows = [[task, *(number(x, 4) for x in sizes.values())] for task, sizes in by_task.items()][:MAX_LISTED_TASKS]
         more = len(by_task) - len(rows)
         notes = [note, *[f"{more} more tasks are in results.json."] * bool(more)]
         if rows:

@@ -310,6 +310,12 @@ def higher_is_better(name: str) -> bool | None:
     return False if last == "loss" else None
 
 
+def best_value(name: str) -> float | None:
+    """Return the value of a perfect prediction, 1 or 0; None if there is none, as of lift, or if it is not known."""
+    higher = higher_is_better(name)
+    return None if higher is None or metric_family(name) == "lift@K%" else float(higher)
+
+
 def mode_of(monitor: str, mode: str = "auto") -> str:
     """Return ``mode``, min or max; for "auto", max if higher values of ``monitor`` are known to be better, else min."""
     if mode == "auto":

@@ -25,7 +25,7 @@ from mtl.report.statistics import Difference, Verdict, holm
 from mtl.runs.predictions_file import read_predictions
 from mtl.training.bootstrap import standard_error
 from mtl.training.labeled_predictions import LabeledPredictions
-from mtl.training.metrics import higher_is_better, metric_names, value_of
+from mtl.training.metrics import best_value, higher_is_better, metric_names, value_of
 from mtl.types import RANKING, Batch, TaskSpec, metric_family
 from mtl.use.frames import like, to_polars
 from mtl.use.permutation_importance import evaluation_of
@@ -209,8 +209,7 @@ def _compared(
 
 def scale_of(metric: str, value: float) -> float:
     """Return what margins are parts of: 1 for metrics with the best value 1, such as AUROC, else the ``value`` of A."""
-    has_best = bool(higher_is_better(metric)) and metric_family(metric) != "lift@K%"
-    return 1.0 if has_best else abs(value)
+    return 1.0 if best_value(metric) == 1 else abs(value)
 
 
 def _outcome(row: dict[str, Any], difference: Difference, p: float | None, margin: float | None) -> str | None:

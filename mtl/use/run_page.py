@@ -128,7 +128,8 @@ def _overview(results: Results, notes: Sequence[str], errors: Mapping[str, float
     if isinstance(table, Table):
         mains, tables = results.main_metrics.items(), [table]
         lines = [describe_task(results.measured, *main, (errors or {}).get(main[0])) for main in mains]
-        notes = [*notes, "In brackets: 95 % intervals over the test rows, of this one training."]
+        intervals = "In brackets: 95 % intervals over the test rows, of this one training."
+        notes = [*notes, f"{intervals} The verdict on the best other model is corrected for the number of models."]
     else:
         lines = [describe_many_tasks(*numbers[:2]), *(line.strip() for line in table.splitlines())]
         tables = rankings(*numbers[:2], results.data.test_labels)

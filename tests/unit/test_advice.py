@@ -18,6 +18,7 @@ from mtl.pipeline.run import run
 from mtl.report.baseline_comparison import compare_with_baselines, describe_many_tasks, describe_task
 from mtl.runs.caller import Caller
 from mtl.runs.commands import CommandLine
+from mtl.table_models import MAX_OUTPUTS
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.measurements import Measurements
 from mtl.types import TaskSpec
@@ -79,8 +80,8 @@ def measured_with(metric: str, lead: float, sem: float | None, constant: float =
     leads = {"constant": (0.8 - constant, 0.05), "linear": (lead, sem), "forest": (2 * abs(lead) + 0.1, 0.01)}
     sign = -1 if metric == "mse" else 1
     models = {model: {f"a/{metric}": 0.8 - sign * by} for model, (by, _) in leads.items()}
-    known = {f"network - {m}": {f"a/{metric}": [sign * by, sem]} for m, (by, sem) in leads.items() if sem is not None}
-    return Measurements.from_plain({"test": {"network": {f"a/{metric}": 0.8}, **models, **known}})
+    errors = {f"network - {m}": {f"a/{metric}": [sign * by, sem]} for m, (by, sem) in leads.items() if sem is not None}
+    return Measurements.from_plain({"test": {"network": {f"a/{metric}": 0.8}, **models, **errors}})
 
 
 @pytest.mark.parametrize("metric", ["auroc", "mse"])
@@ -88,6 +89,7 @@ def measured_with(metric: str, lead: float, sem: float | None, constant: float =
     ("lead", "sem", "verdict", "advised"),
     [
         (0.02, 0.005, "better than linear, the best", "look below where it is wrong"),
+        (0.02, 0.01, "undecided against linear, the best", "more test rows would decide it"),  # p is 2 * 0.0455
         (0.02, 0.02, "undecided against linear, the best", "more test rows would decide it"),
         (-0.02, 0.005, "worse than linear, the best", "use linear, or search better options with mtl tune"),
         (0.02, None, "beside linear, the best", "test on more rows"),
@@ -110,6 +112,11 @@ def test_a_task_says_what_is_unknown() -> None:
     assert "auroc 0.8000, undecided against a constant (0.7500, lead +0.050 [-0.048, 0.148])" in text
     assert "Next: check its labels and inputs" in text
     assert "auroc 0.80 [0.41, 1.00]," in describe_task(unlearned, "a", "auroc", 0.2)  # not above a perfect one
+    lifted = Measurements.from_plain({"test": {"network": {"a/lift@10%": 3.33}}})
+    assert "lift@10% 3.3 [1.4, 5.3]." in describe_task(lifted, "a", "lift@10%", 1.0)
+    many = measured_with("auroc", 0.02, None)
+    many.update(Measurements.of({f"test/t{number}/auroc": 0.7 for number in range(MAX_OUTPUTS)}))
+    assert "Next: look below where it is wrong, or " in describe_task(many, "a", "auroc")  # no errors are computed
     assert describe_task(unlearned, "b", "auroc").startswith("b: auroc is undefined on these test rows. Next: ")
     alone = Measurements.from_plain({"test": {"network": {"a/auroc": 0.8}}})
     assert describe_task(alone, "a", "auroc").startswith("a: auroc 0.8000. Next: look below where it is wrong, or ")
@@ -119,7 +126,7 @@ def test_many_tasks_are_counted() -> None:
     values = {"network": [0.8, 0.6, None, 0.4], "constant": [0.5, 0.5, 0.5, 0.5], "linear": [0.9, None, 0.2, 0.3]}
     models = {model: {f"t{n}/auroc": value for n, value in enumerate(of)} for model, of in values.items()}
     text = describe_many_tasks(Measurements.from_plain({"test": models}), {f"t{n}": "auroc" for n in range(4)})
-    assert text.startswith("Better than constant in 2 of 3 tasks, linear in 1 of 2 tasks where both have a value.")
+    assert text == "Better than constant in 2 of 3 tasks, linear in 1 of 2 tasks where both have a value."
     assert describe_many_tasks(Measurements(), {"t": "auroc"}) == ""
 
 
@@ -128,6 +135,7 @@ def test_skill_is_the_way_from_a_constant_to_a_perfect_prediction() -> None:
     assert skill_score("mse", 0.5, 2.0) == 0.75
     assert skill_score("accuracy", 1.0, 1.0) is None
     assert skill_score("coverage", 0.9, 0.8) is None
+    assert skill_score("lift@10%", 3.0, 1.5) is None
     assert skill_score("auroc", None, 0.5) is None
 
 

@@ -24,7 +24,7 @@ from mtl.pipeline.run import SOFTWARE
 from mtl.pipeline.run import run as train
 from mtl.runs.console import ConsoleHandler
 from mtl.runs.results import commit, print_results
-from mtl.runs.test_rows import count_labels, labels_by_task
+from mtl.runs.test_rows import count_labels, labels_by_task, measured_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.thresholds import measure_decisions
 from mtl.types import TaskSpec
@@ -110,6 +110,10 @@ def test_few_positives_show_first_what_is_not_the_constant(tmp_path: Path, capsy
     assert "accuracy" in printed(
         with_numbers(test, constant={"a/accuracy": 0.97}) | {"main_metrics": {"a": "auroc"}}, tmp_path, capsys
     )
+    four = {key.replace("a/", f"{task}/"): value for task in "abcd" for key, value in test.items()}
+    text = printed(with_numbers(four) | {"main_metrics": dict.fromkeys("abcd", "auroc")}, tmp_path, capsys)
+    assert "auprc" not in text  # the main metrics alone fit on a screen
+    assert "d      auroc" in text
     main = with_numbers({"a/accuracy": 0.97}, constant={"a/accuracy": 0.97}) | {"main_metrics": {"a": "accuracy"}}
     assert "0.9700     0.9700" in printed(main, tmp_path, capsys)
 
@@ -323,6 +327,8 @@ def test_decisions_by_a_threshold_fit_on_the_console(tmp_path: Path, capsys: pyt
     rows = LabeledPredictions(torch.tensor([0.2, 0.9, 0.9]), torch.tensor([0, 1, 0]))
     measured = measure_decisions(rows, 0.5, {"fp": 2.0})
     text = printed(with_numbers({"loss": 1.0}) | {"thresholds": {"a_long_task_name": measured}}, tmp_path, capsys)
-    row = ["a_long_task_name", "0.5000", "0.6667", "0.5000", "1.0000", "0.6667", "0.6667"]
+    row = ["a_long_task_name", "0.5", "0.6667", "0.5", "1", "0.6667", "0.6667"]
     assert row in [line.split() for line in text.splitlines()]
     assert "Not shown here: accuracy." in text
+    [table] = measured_by_task({"intervals": {"a": {"coverage": None, "width": 3e-5}}})
+    assert table.rows == [["a", "-", "3e-05"]]
