@@ -12,6 +12,7 @@ from typing import Any
 
 from mtl.checks import require, require_packages
 from mtl.cli.errors import one_line_errors
+from mtl.files.run_files import RESULTS
 
 STUDY_OVERRIDES = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
     parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
-    parser.add_argument("--watch", action="store_true", help="follow runs on a page that reloads, until all have ended")
+    parser.add_argument("--watch", action="store_true", help="follow runs in watch.html until all have ended")
     trusted = "your package, whose classes a run may name"
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trusted)
     where = "the data of the run; default as for paths.data_dir of mtl train"
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             require(folder.startswith(STUDY_OVERRIDES) or Path(folder).is_dir(), f"{folder}: no such folder")
         if args.watch:
             watch_runs(args.folders)
+            if page := page_after_results(args.folders):
+                return print(f"{page}: the page that the run has written")
         if not (args.also or args.baseline) and (run := finished_run(args.folders)):
             return show_run(run, args.trust, args.curve, args.latex, args.data_dir)
         curves = dict.fromkeys(args.curve, 1)
@@ -53,15 +56,23 @@ def watch_runs(folders: Sequence[str]) -> None:
     """Watch the runs in ``folders`` until all have ended; Ctrl-C ends the program."""
     studies = [folder for folder in folders if folder.startswith(STUDY_OVERRIDES)]
     require(not studies, f"{' '.join(studies)}: --watch takes folders, such as outputs/studies/NAME")
-    from mtl.report.page import PAGE
-    from mtl.report.watch import watch
+    from mtl.report.watch import WATCH_PAGE, watch
 
     target = Path(folders[0]) if len(folders) == 1 else Path()
-    print(f"{target / PAGE} shows the runs and reloads itself in a browser; Ctrl-C leaves them alone", flush=True)
+    print(f"{target / WATCH_PAGE} shows the runs and reloads itself in a browser; Ctrl-C leaves them alone", flush=True)
     try:
         watch([Path(folder) for folder in folders], target)
     except KeyboardInterrupt:
         sys.exit(0)
+
+
+def page_after_results(folders: Sequence[str]) -> Path | None:
+    """Return the page of a single run that was written after its results: that of mtl.fit is of rows in memory."""
+    from mtl.report.page import PAGE
+
+    page, results = (Path(folders[0]) / name for name in (PAGE, RESULTS))
+    are_files = len(folders) == 1 and page.is_file() and results.is_file()
+    return page if are_files and page.stat().st_mtime >= results.stat().st_mtime else None
 
 
 def finished_run(folders: Sequence[str]) -> Path | None:

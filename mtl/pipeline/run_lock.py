@@ -28,7 +28,7 @@ def lock_run_folder(folder: Path, resumed: bool, caller: Caller) -> FileLock:
             checked_file(folder / name, folder, math.inf)
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1)  # second: mtl report --watch may have it for a moment
     except Timeout:
         raise InputError(
             f"run folder {folder}: another process is using it; wait until it ends, or choose another "

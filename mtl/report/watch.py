@@ -1,4 +1,4 @@
-"""Watch runs while they go on: a page that reloads itself, and the same table on the console."""
+"""Watch runs while they go on: ``watch.html``, a page that reloads itself, and the same table on the console."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from mtl.checks import InputError
 from mtl.files.formatting import duration, number
 from mtl.files.run_files import LOCK, LOG, MAX_STEP_LOG_BYTES, checked_file
 from mtl.files.tables import Table
+from mtl.files.writing import write_text
 from mtl.report.page import Page, Section
 from mtl.report.runs import FINISHED, UNFINISHED, config, find_runs, last_message, read_results
 from mtl.training.metrics import mode_of
 
+WATCH_PAGE = "watch.html"  # beside the page of the runs
 RUNNING = "running"
 HEADER = ["run", "state", "epochs", "best", "time left", "message"]
 POLL_S = 2  # seconds between two looks
@@ -33,7 +35,7 @@ _EPOCH = re.compile(r"epoch (?P<epoch>\d+): (?P<values>train .+), (?P<seconds>\S
 
 
 def watch(folders: Sequence[Path], target: Path) -> None:
-    """Show the runs in ``folders`` on a page in ``target`` until none is running; InputError if there are none."""
+    """Show the runs in ``folders`` in ``target``/watch.html until none is running; InputError if there are none."""
     find_runs(folders)  # before anything is written
     ended: dict[Path, list[str]] = {}
     idle, page = 0, Page(str(target.resolve().name), [], pl.DataFrame(), reload_s=POLL_S)
@@ -46,13 +48,13 @@ def watch(folders: Sequence[Path], target: Path) -> None:
                 counted = ", ".join(f"{count} {state}" for state, count in counts.items())
                 table = Table(HEADER, rows)
                 section = Section(f"{counted}, at {time.strftime('%H:%M:%S')}", tables=[table])
-                page = replace(page, sections=[section], runs=pl.DataFrame(rows, HEADER, orient="row"))
-                page.write(target)
+                page = replace(page, sections=[section])
+                write_text(target / WATCH_PAGE, page.html())
                 console.update(table, refresh=True)
                 idle = 0 if RUNNING in counts else idle + 1
                 time.sleep(POLL_S)
     finally:
-        replace(page, reload_s=0).write(target)
+        write_text(target / WATCH_PAGE, replace(page, reload_s=0).html())
 
 
 def row_of(run: Path) -> list[str]:
@@ -87,7 +89,7 @@ def progress_of(log: Path, monitor: str) -> tuple[int, float | None, float | Non
 
 
 def _is_held(run: Path) -> bool:
-    """Return whether a process has the run. A run with a new log is not asked: its lock may be about to be taken."""
+    """Return whether a process has the run, as a new log shows. A run that begins waits for this look at its lock."""
     with contextlib.suppress(OSError):
         if time.time() - (run / LOG).stat().st_mtime < _NEW_S:
             return True

@@ -29,7 +29,7 @@ Named = dict[Path, tuple[str, int | None]]
 
 
 def html_of(section: Section, *lead: str, title: str = "") -> str:
-    return Page(title, [section], pl.DataFrame(), lead=[lead] if lead else []).html()
+    return Page(title, [section], pl.DataFrame(), ["of 6 runs"], [lead] if lead else []).html()
 
 
 def rows_of(page: str) -> list[list[str]]:

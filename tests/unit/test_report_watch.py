@@ -58,13 +58,14 @@ def test_runs_that_have_ended_or_not_begun(tmp_path: Path) -> None:
 def test_the_watch_ends_with_the_last_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before, the page reloads itself; then it is the report of the runs."""
+    """Until then its page reloads itself; the report of the runs comes at the end."""
     run, pages = running(tmp_path / "<b>", log=LINES), list[str]()
     lock = FileLock(run / ".lock")
     lock.acquire()
 
     def sleep(seconds: float) -> None:
-        pages.append((tmp_path / "report.html").read_text())
+        pages.append((tmp_path / "watch.html").read_text())
+        assert {path.name for path in tmp_path.iterdir()} == {"<b>", "watch.html"}
         if lock.is_locked:
             write_run(run, [], {"loss": 1.0}, {}, log=LINES)
             lock.release()
@@ -73,12 +74,12 @@ def test_the_watch_ends_with_the_last_run(
     main([str(tmp_path), "--watch"])
     assert '<meta http-equiv="refresh" content="2">' in pages[0]
     assert "1 running" in pages[0]
+    assert "summary.csv" not in pages[0]  # there is none yet
     assert "<td>&lt;b&gt;</td>" in pages[0]
     assert ["1 finished" in page for page in pages] == [False, *[True] * 5]
-    final = (tmp_path / "report.html").read_text()
-    assert "refresh" not in final
-    assert "Where the numbers come from" in final
-    assert "report.html shows the runs" in capsys.readouterr().out
+    assert "refresh" not in (tmp_path / "watch.html").read_text()
+    assert "Where the numbers come from" in (tmp_path / "report.html").read_text()
+    assert "watch.html shows the runs" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=r"error: .*empty contains no run"):
         main([str(tmp_path / "empty"), "--watch"])
@@ -87,12 +88,24 @@ def test_the_watch_ends_with_the_last_run(
         main(["study=s", "--watch"])
 
 
+def test_a_watched_run_keeps_the_page_that_it_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of mtl.fit is fuller than one that is written without the rows."""
+    run = write_run(tmp_path / "run", [], {"loss": 1.0}, {}, log=LINES)
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
+    for content in ("page of the run", "page before it was resumed"):
+        (run / "report.html").write_text(content)
+        if "before" in content:
+            os.utime(run / "report.html", (0, 0))
+        main([str(run), "--watch"])
+        assert (content == (run / "report.html").read_text()) == ("before" not in content)
+
+
 def test_ctrl_c_ends_the_watch_alone(tmp_path: Path) -> None:
     run = running(tmp_path / "run")
     with FileLock(run / ".lock"):
         command = [sys.executable, "-m", "mtl", "report", "--watch", str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        page = tmp_path / "report.html"
+        page = tmp_path / "watch.html"
         while not page.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

@@ -9,9 +9,11 @@ import platform
 import shlex
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import torch
+from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import mtl
@@ -99,6 +101,14 @@ def test_run_folder_has_one_owner(tmp_path: Path) -> None:
             InputError, match=f"resume it with: python -m mtl train ckpt={tmp_path}/checkpoints/{name}; or"
         ):
             lock_run_folder(tmp_path, resumed=False, caller=Caller())
+    lock_run_folder(tmp_path, resumed=True, caller=Caller()).release()
+
+
+def test_a_lock_that_is_looked_at_for_a_moment_stops_no_run(tmp_path: Path) -> None:
+    """As ``mtl report --watch`` does."""
+    looked_at = FileLock(tmp_path / ".lock", thread_local=False)
+    looked_at.acquire()
+    Timer(0.1, looked_at.release).start()
     lock_run_folder(tmp_path, resumed=True, caller=Caller()).release()
 
 
