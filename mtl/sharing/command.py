@@ -64,10 +64,17 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
     with working(folder, options.show):
         base = {name: jobs(setting=setting, seed=options.seed) for name, setting in comparison.settings.items()}
         seeds, can_group = options.seeds, len(tasks) > 2 and not comparison.are_many
-        if options.budget and not options.show:
+        if options.show:
+            seeds_by_name = {name: _count_ended(source) for name, source in base.items()}
+            names = [name for name, count in seeds_by_name.items() if count]
+            require({ALONE, TOGETHER} & base.keys() <= {*names}, f"{folder}: no run of {ALONE} or {TOGETHER} has ended")
+            seeds = min(seeds_by_name[name] for name in names)
+        elif options.budget:
             names, can_group, seeds = _fit_budget(comparison, base, can_group, run)
-            base = {name: base[name] for name in names}
-            comparison.settings = {name: comparison.settings[name] for name in names}
+        else:
+            names = [*base]
+        base = {name: base[name] for name in names}
+        comparison.settings = {name: comparison.settings[name] for name in names}
         comparison.seeds = range(options.seed, options.seed + seeds)
         # Later ones are those in groups, unless all tasks will share, or none
         run([*base.values()], seeds, later=seeds * can_group)
@@ -75,9 +82,19 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
         if np.isfinite(affinity[~np.eye(len(affinity), dtype=bool)]).any():
             comparison.groups = partition(affinity, options.groups)
             if 1 < len(comparison.groups) < len(tasks):
-                comparison.settings[GROUPS] = comparison.of_groups(comparison.groups)
-                run([jobs(setting=comparison.settings[GROUPS])], seeds)
+                setting = comparison.of_groups(comparison.groups)
+                source = jobs(setting=setting)
+                run([source], seeds)
+                if _count_ended(source) >= seeds:
+                    comparison.settings[GROUPS] = setting
+                else:  # with show=true
+                    comparison.groups = []
     return comparison
+
+
+def _count_ended(source: JobList) -> int:
+    """Return how many runs have ended, with or without success, whenever that was."""
+    return sum(bool(job.result() or job.record().get("error")) for job in map(source.job, range(source.count)))
 
 
 def _fit_budget(

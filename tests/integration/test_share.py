@@ -127,6 +127,8 @@ def test_a_budget_leaves_out_groups_then_gates_then_seeds_and_answers(
     assert ("all runs take about 36 seconds. With budget=1, the same command" in printed) == (seconds < 36)
     assert (" without softmax, groups;" in printed) == (seconds < 9)
     assert (" without groups;" in printed) == (seconds == 10)
+    shown = answered(tmp_path, ["gates=[softmax]", "seeds=9", "show=true"])
+    assert all(shown[name] == found[name] for name in ("answers", "gains", "recommended", "delta_m"))
 
 
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
