@@ -30,8 +30,9 @@ def check_early(cfg: DictConfig) -> None:
 
     What cannot be checked here, such as a reference that cannot be resolved, is left to the run.
     """
-    for option in CHECKPOINTS:
-        if isinstance(path := OmegaConf.select(cfg, option), str):
+    paths = {option: OmegaConf.select(cfg, option, throw_on_resolution_failure=False) for option in CHECKPOINTS}
+    for path in paths.values():
+        if isinstance(path, str):
             find_checkpoint(path)
     try:
         data: Any = OmegaConf.to_container(cfg.data, resolve=True)
@@ -49,7 +50,7 @@ def check_early(cfg: DictConfig) -> None:
     valid(Columns | None, data.get("columns"), "data.columns")
     places = {f"tasks.{name}": task for name, task in (tasks or {}).items()} if kind == TEXT else {"": data}
     for place, section in places.items():
-        tests_only = cfg.evaluate and section.get("test_path")
+        tests_only = paths["evaluate"] and section.get("test_path")
         for option in ("test_path",) if tests_only else ("path", "val_path", "test_path"):
             location = ".".join(filter(None, ("data", place, option)))
             if path := valid(FilePath | None, section.get(option), location):

@@ -165,7 +165,7 @@ def test_printed_commands_work_as_they_are(
     options = third[third.index("tune") + 1 :]
     assert options[:4] == ["study=table", "name='my rows'", "gate=topk", "n_trials=30"]
     assert set(kept) <= set(options)
-    assert time[:3] == ["#", "30", "trials;"]
+    assert time[:3] == ["#", "31", "runs,"]
 
 
 def test_classes_that_are_never_predicted_are_named() -> None:

@@ -18,6 +18,7 @@ from mtl.cli import main, reproduce, share, train, tune
 from mtl.cli.command_line import read_line
 from mtl.cli.study import start
 from mtl.config.compose import CONF, composed, opened, split_overrides, with_default_recipe
+from mtl.config.early import check_early
 from mtl.config.patterns import with_columns
 from mtl.pipeline.next_commands import next_commands
 from mtl.runs.caller import Caller
@@ -106,11 +107,11 @@ def test_a_finished_run_says_how_to_predict_every_format(name: str, tmp_path: Pa
     assert commands[0].endswith(f" predict outputs/run {tmp_path / name}")
 
 
-SEARCHES = [  # the gates, the seconds of the run, the trials of each gate, and their time in all
-    ("comet", 7.0, 30, "30 trials; about 3.5 minutes"),
-    (None, 60.0, 30, "60 trials; about 60 minutes"),
-    ("comet", 150.0, 24, "24 trials; about 60 minutes"),
-    (None, 7200.0, 10, "20 trials; about 40 hours"),
+SEARCHES = [  # the gates, the seconds of the run, the trials of each gate, all runs and their time
+    ("comet", 7.0, 30, "31 runs, one of each gate with the defaults; about 3.6 minutes"),
+    (None, 60.0, 29, "60 runs, one of each gate with the defaults; about 60 minutes"),
+    ("comet", 150.0, 23, "24 runs, one of each gate with the defaults; about 60 minutes"),
+    (None, 7200.0, 10, "22 runs, one of each gate with the defaults; about 44 hours"),
 ]
 
 
@@ -154,6 +155,10 @@ def test_options_of_a_study_may_have_a_prefix() -> None:
         split_overrides(["++paths.run_dir=x"], tune.OWN)
     with pytest.raises(SystemExit, match=r"\+\+paths.run_dir=x: each run of a sweep has a folder"):
         train.main(["-m", "seed=1,2", "++paths.run_dir=x"])
+
+
+def test_references_that_cannot_be_resolved_are_left_to_the_run() -> None:
+    check_early(OmegaConf.create({"ckpt": "${nothing}", "evaluate": "${oc.env:NOTHING}", "data": {}}))
 
 
 def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
