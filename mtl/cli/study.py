@@ -19,12 +19,12 @@ from mtl.overrides import write_value
 from mtl.runs.commands import CommandLine
 
 
-def check_names(overrides: Sequence[str], own: Sequence[str]) -> None:
+def check_names(overrides: Sequence[str], command_options: Sequence[str]) -> None:
     """Raise InputError if one of the runs' ``overrides`` is mistyped: at once, since this imports nothing slow.
 
-    ``own``: the options of the command itself, of which one may be meant.
+    ``command_options``: the options of the command itself, of which one may be meant.
     """
-    with explained(overrides, own):
+    with explained(overrides, command_options):
         cfg = hydra.compose("train", list(overrides))
     check_early(cfg)
 

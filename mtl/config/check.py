@@ -273,7 +273,7 @@ def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
 
 
 def _nodes(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield ``value``, at ``path``, and everything inside of it."""
+    """Yield ``value``, at ``path``, and everything within it."""
     yield path, value
     for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from _nodes(child, (*path, key))

@@ -62,7 +62,7 @@ def explain(error: BaseException, overrides: Sequence[str], others: Sequence[str
 
 @contextmanager
 def explained(overrides: Sequence[str], others: Sequence[str] = ()) -> Iterator[None]:
-    """Raise InputError, see ``explain``, if one of ``overrides`` sets an option, or makes a choice, that is none."""
+    """Raise InputError, see ``explain``, if an option or a choice among ``overrides`` does not exist."""
     try:
         yield
     except Exception as error:

@@ -253,7 +253,7 @@ def draw(budgets: Sequence[Budget], attribute: str, title: str) -> Figure:
     figure = Figure(figsize=_SIZE, layout="tight")
     axes = figure.add_subplot()
     most = max(budget.whole for budget in budgets)
-    every = [value for budget in budgets for value in getattr(budget, attribute)]
+    all_values = [value for budget in budgets for value in getattr(budget, attribute)]
     for index, budget in enumerate(budgets):
         sizes = [size for size in SIZES if size <= budget.whole]
         values = [getattr(budget, attribute)[size - 1] for size in sizes]
@@ -264,7 +264,7 @@ def draw(budgets: Sequence[Budget], attribute: str, title: str) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set(xlabel="number of trials of the search", title=escape_mathtext(title))
-    if min(every) > 0 and max(every) > _WIDE * min(every):  # runs that diverged would flatten all else
+    if min(all_values) > 0 and max(all_values) > _WIDE * min(all_values):  # runs that diverged would flatten all else
         axes.set_yscale("log")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, title="gate (trials)", title_fontsize=8)

@@ -68,11 +68,11 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
         studies = [
             (study_name.removeprefix(name).removeprefix("/"), study_of(study_name, storage)) for study_name in names
         ]
-        found = {gate or name: (study, folder / gate) for gate, study in studies if study}
-        defaults = {gate: run_folder(part, DEFAULTS, 0) for gate, (_, part) in found.items()}
+        studies_by_gate = {gate or name: (study, folder / gate) for gate, study in studies if study}
+        defaults = {gate: run_folder(part, DEFAULTS, 0) for gate, (_, part) in studies_by_gate.items()}
         return replace(
-            read_trials(found),
-            importances={gate: _importances(study) for gate, (study, _) in found.items()},
+            read_trials(studies_by_gate),
+            importances={gate: _importances(study) for gate, (study, _) in studies_by_gate.items()},
             defaults={gate: path for gate, path in defaults.items() if path.exists()},
         )
 
