@@ -63,16 +63,14 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
 
     with working(folder, options.show):
         base = {name: jobs(setting=setting, seed=options.seed) for name, setting in comparison.settings.items()}
-        seeds, can_group = options.seeds, len(tasks) > 2 and not comparison.are_many
+        names, seeds, can_group = [*base], options.seeds, len(tasks) > 2 and not comparison.are_many
         if options.show:
-            seeds_by_name = {name: _count_ended(source) for name, source in base.items()}
-            names = [name for name, count in seeds_by_name.items() if count]
-            require({ALONE, TOGETHER} & base.keys() <= {*names}, f"{folder}: no run of {ALONE} or {TOGETHER} has ended")
-            seeds = min(seeds_by_name[name] for name in names)
+            ended = {name: count for name, source in base.items() if (count := _count_ended(source))}
+            has_core = {ALONE, TOGETHER} & base.keys() <= ended.keys()
+            require(has_core, f"{folder}: no run of {ALONE} or {TOGETHER} has ended")
+            names, seeds = [*ended], min(ended.values())
         elif options.budget:
             names, can_group, seeds = _fit_budget(comparison, base, can_group, run)
-        else:
-            names = [*base]
         base = {name: base[name] for name in names}
         comparison.settings = {name: comparison.settings[name] for name in names}
         comparison.seeds = range(options.seed, options.seed + seeds)

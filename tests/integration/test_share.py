@@ -132,11 +132,13 @@ def test_a_budget_leaves_out_groups_then_gates_then_seeds_and_answers(
 
 
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / "share" / "begun").mkdir(parents=True)
     for words, message in (
         (["data=synthetic_pairs", "seeds=1"], "seeds=1: must be"),
         (["data=synthetic_pairs", "pairs=true"], "(?<!synthetic_)pairs"),
         (["data=synthetic_pairs", "gates=[comett]"], "gate=comett|comett"),
         (["data=synthetic_pairs", "show=true"], "nothing has been run yet"),
+        (["data=synthetic_pairs", "show=true", "name=begun"], "no run of alone or together has ended"),
         (["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=1"], "data has one task, task_000"),
     ):
         with pytest.raises(SystemExit, match=message):
