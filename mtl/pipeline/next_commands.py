@@ -45,8 +45,8 @@ def next_commands(cfg: DictConfig, data: Any, folder: Path, caller: Caller, seco
         gates = [gate] if gate in study.methods else ["softmax", "comet"]
         trials = min(MAX_TRIALS, max(MIN_TRIALS, int(SEARCH_SECONDS / (len(gates) * seconds)) - 1))
         count = len(gates) * (trials + 1)  # the study has try_defaults
-        time = f"about {duration(count * seconds)} if each takes as long as this run"
-        name = f"name={quote_path(files['data.path'].name.split('.')[0])}"  # a study of each table
+        time = f"at least {duration(count * seconds)}, since many take longer than this run"
+        name = f"name={quote_path(folder.name)}"  # another run may have other options
         options = ["study=table", name, f"gate={','.join(gates)}", f"n_trials={trials}", *overrides]
         commands.append(shlex.join([*program("tune"), *config_dirs(caller.line.searched), *options]))
         commands.append(f"# {count} runs, one of each gate with the defaults; {time}")

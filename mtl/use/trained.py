@@ -235,7 +235,7 @@ class TrainedModel:
         the threshold of each binary task with the highest F1 or the least cost: TASK/threshold, and the measurements
         of these decisions, TASK/precision_at_threshold and so on, see
         ``mtl.training.thresholds.measure_decisions``. ``interval``: a level, such as 0.9, for TASK/interval_coverage,
-        the share of the labels that are inside of the intervals of this level, and TASK/interval_width, their mean in
+        the share of the labels within the intervals of this level, and TASK/interval_width, their mean in
         units. Raises InputError.
         """
         if self.labelled is None:

@@ -163,7 +163,7 @@ def test_printed_commands_work_as_they_are(
     assert "* Advice." in page
     kept = [word for word in words if word.startswith(("data", "trainer"))]
     options = third[third.index("tune") + 1 :]
-    assert options[:4] == ["study=table", "name='my rows'", "gate=topk", "n_trials=30"]
+    assert options[:4] == ["study=table", "name='my run'", "gate=topk", "n_trials=30"]
     assert set(kept) <= set(options)
     assert time[:3] == ["#", "31", "runs,"]
 
