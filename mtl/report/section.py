@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import polars as pl
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
@@ -18,6 +19,7 @@ from mtl.report.curves import curves_of, draw
 from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import ALL, FINISHED, Runs, config
 from mtl.report.statistics import summarise
+from mtl.runs.predictions_file import read_digest
 from mtl.runs.results import MOST_TASKS
 from mtl.table_models import MAX_ROWS
 from mtl.training.measurements import NETWORK, Key
@@ -28,6 +30,10 @@ _PICTURES = ("expert_share*.png", "weights_over_training*.png", "connection*.png
 _MIN_SEM = 0.001  # a relative standard error of a cost below this is not shown
 _MAX_NAMED = 10  # unfinished runs that are named; summary.csv has all
 _MAX_REASON_CHARS = 300  # characters
+DIFFERENT_ROWS = (
+    "These runs were tested on different rows, since their files or split options differ: differences between them are "
+    "not those of their settings alone."
+)
 FLOPS, TRAINING, PUBLISHED = "test/flops_selected", "training/flops_selected", "test/multiply_adds"
 COSTS = {  # columns of the table of runs
     "test/experts_per_sample": "experts per sample",
@@ -61,7 +67,11 @@ def section_of(
     comparison, published = compare_settings(runs, also, columns, unit, baseline), published or {}
     compared = {quantity.column for quantity in comparison.quantities}
     lacking = {column for values in published.values() for column in values if column not in compared}
-    notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
+    notes = [
+        *missing(runs),
+        *different_rows(runs),
+        *(f"Published, but no run has it: {column}." for column in sorted(lacking)),
+    ]
     figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
     tables, notes = [comparison.table(published)], [*notes, *lacking_curves]
     costs = costs_of(runs, baseline)
@@ -104,6 +114,17 @@ def missing(runs: Runs) -> list[str]:
     more = [f"... and {len(lines) - _MAX_NAMED} more, in summary.csv"] if len(lines) > _MAX_NAMED else []
     head = f"{len(lines)} of {len(runs.table)} runs have not finished:"
     return [head, *(line[:_MAX_REASON_CHARS] for line in lines[:_MAX_NAMED]), *more]
+
+
+def different_rows(runs: Runs) -> list[str]:
+    """Return a sentence if runs with one ``data.seed`` were tested on different rows."""
+    finished = runs.table.filter(pl.col("state") == FINISHED)
+    seeds = finished["data_seed"].to_list() if "data_seed" in finished.columns else [None] * len(finished)
+    digests: dict[Any, set[str]] = {}
+    for run, seed in zip(finished["run"], seeds, strict=True):
+        with suppress(InputError):  # of a damaged file
+            digests.setdefault(seed, set()).update(filter(None, [read_digest(Path(run))]))
+    return [DIFFERENT_ROWS] if any(len(of_seed) > 1 for of_seed in digests.values()) else []
 
 
 def costs_of(runs: Runs, baseline: str | None = None) -> Table | None:

@@ -105,6 +105,15 @@ def read_predictions(
         return tasks, predictions, str(content["digests"][split])
 
 
+def read_digest(folder: Path) -> str | None:
+    """Return the digest of the test rows of the run in ``folder``; None without its predictions."""
+    path = folder / PREDICTIONS
+    if not path.is_file():
+        return None
+    with parsing(checked_file(path, folder, math.inf), f"Write it again: mtl evaluate {folder}"):
+        return json.loads(pl.read_parquet_metadata(path)[METADATA])["digests"].get("test")
+
+
 def _task(name: str, options: Mapping[str, Any]) -> TaskSpec:
     classes = tuple(str(label) for label in options["classes"])
     metrics, quantiles = tuple(options["metrics"]), tuple(options["quantiles"])

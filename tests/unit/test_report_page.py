@@ -16,11 +16,13 @@ from matplotlib.figure import Figure
 
 from mtl.checks import InputError
 from mtl.files.escaping import markdown, plain
+from mtl.files.run_files import PREDICTIONS
 from mtl.files.tables import Bold, Table
 from mtl.report.page import Link, Page, Section, picture
 from mtl.report.runs import read_named_runs
-from mtl.report.section import costs_of, section_of
+from mtl.report.section import DIFFERENT_ROWS, costs_of, section_of
 from mtl.report.summary import describe_runs
+from mtl.runs.predictions_file import METADATA
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}
@@ -80,6 +82,18 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert page.index("is worse by 19 %") < page.index("<table")
     assert "1 of 6 runs have not finished:" in page
     assert "Published, but no run has it: test/other." in page
+
+
+def test_runs_that_were_tested_on_different_rows_say_so(tmp_path: Path) -> None:
+    """Unless another ``data.seed`` drew them; a run without predictions says nothing."""
+    folders = {write_run(tmp_path / name, [], {"loss": 1.0}): (name, 0) for name in "abc"}
+    for name, digest in (("a", "1"), ("b", "2")):
+        metadata = {METADATA: json.dumps({"tasks": {}, "digests": {"test": digest}})}
+        pl.DataFrame({"x": [1]}).write_parquet(tmp_path / name / PREDICTIONS, metadata=metadata)
+    runs = read_named_runs(folders)
+    assert section_of(runs, "", columns=["test/loss"]).notes == [DIFFERENT_ROWS]
+    seeds = replace(runs, table=runs.table.with_columns(data_seed=pl.Series([1, 2, 2])))
+    assert section_of(seeds, "", columns=["test/loss"]).notes == []
 
 
 def test_a_picture_has_a_caption_only_if_it_says_more_than_the_picture() -> None:
