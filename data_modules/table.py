@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from .split_rows import SplitRows, assign_rows, read_groups, read_rare_classes, 
 from .splits import by_split, files_to_read, group_split, random_split, scaffold_split, time_split
 from .state import reading_state, spec_of
 from .stream import WINDOW_BLOCKS, StreamedRows, concat_batches
-from .tables.cells import Cells, as_text
+from .tables.cells import Cells, as_text, digest_of
 from .tables.chain_labels import fill_chains, find_filled_tasks
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
@@ -268,7 +267,7 @@ class TableDataModule(TensorDataModule):
         digests, name = super()._row_sources(split), split if split in self.paths else "train"
         files = digests.get(f"data.{OPTION[name]}", digests)
         if name in self.frames:
-            files = hashlib.sha256(self.frames[name].hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+            files = digest_of(self.frames[name])
         return [files, *((self.split.model_dump(), self.fractions) if name == "train" else ())]
 
     def sample(self, split: str, max_rows: int) -> Batch | None:

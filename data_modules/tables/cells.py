@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 import polars as pl
@@ -212,3 +213,8 @@ def as_text(column: pl.Series) -> pl.Series:
 def texts_of(values: tuple[Any, ...], dtype: pl.DataType) -> list[str | None]:
     """Return ``as_text`` of some values: of hundreds of columns of labels, most have the same ones."""
     return as_text(pl.Series(values, dtype=dtype)).to_list()
+
+
+def digest_of(rows: pl.DataFrame) -> str:
+    """Return a SHA-256 digest of the rows, in their order."""
+    return sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()

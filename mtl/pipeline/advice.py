@@ -96,7 +96,7 @@ def unhelpful_calibration(calibration: Mapping[str, Mapping[str, float]]) -> lis
     worse = [
         task for task, values in calibration.items() if values and values["logloss after"] > values["logloss before"]
     ]
-    effect = "has made the log loss of the test rows higher: leave out calibrate=true, or validate on more rows"
+    effect = "has not helped on the test rows, whose log loss is higher after it: compare both on other rows"
     return [f"The calibration of {some(worse)} {effect}."] if worse else []
 
 

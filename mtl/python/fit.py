@@ -28,6 +28,7 @@ from mtl.config import resolvers
 from mtl.config.compose import CONF, composed, opened, with_default_recipe
 from mtl.config.hydra_errors import explain
 from mtl.config.resume import config_to_load, resumed_config
+from mtl.data_modules.tables.cells import digest_of
 from mtl.files.escaping import escape_interpolation
 from mtl.files.run_files import CHECKPOINTS, COMMAND, read_json
 from mtl.files.writing import write_json
@@ -39,7 +40,7 @@ from mtl.pipeline.run_lock import lock_run_folder, unlock_run_folder
 from mtl.python.keywords import options_of, with_options
 from mtl.runs.caller import PythonCaller
 from mtl.runs.signals import Stopped
-from mtl.use.frames import digest_of, is_pandas, to_polars
+from mtl.use.frames import is_pandas, to_polars
 from mtl.use.trained import TrainedModel, model_of
 
 Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of a file, a folder or a pattern

@@ -89,7 +89,7 @@ def measure_decisions(rows: LabeledPredictions, threshold: float, rule: Rule) ->
 
 
 def _cost(false_positives: Any, false_negatives: Any, costs: Mapping[Any, float]) -> Any:
-    """Return the cost of wrong decisions; one that is not given costs 1."""
+    """Return the cost of wrong decisions; a kind without an entry in ``costs`` costs 1."""
     return costs.get("fp", 1.0) * false_positives + costs.get("fn", 1.0) * false_negatives
 
 

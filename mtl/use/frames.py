@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -106,11 +105,6 @@ def like(rows: Any, table: pl.DataFrame, indexed: bool = False) -> Any:
         return table
     kind = type(rows.to_frame() if hasattr(rows, "to_frame") else rows)
     return kind(table.to_dict(as_series=False), index=rows.index if indexed else None)
-
-
-def digest_of(rows: pl.DataFrame) -> str:
-    """Return a SHA-256 digest of the rows."""
-    return sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
 
 
 def to_pandas(table: pl.DataFrame) -> Any:

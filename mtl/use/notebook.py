@@ -13,8 +13,9 @@ import torch
 
 from mtl.analysis.figures import draw_heat_map
 from mtl.checks import InputError, require
+from mtl.data_modules.tables.cells import digest_of
 from mtl.files.escaping import escape_mathtext
-from mtl.files.run_files import COMMAND, read_json
+from mtl.files.run_files import COMMAND, checked_file, read_json
 from mtl.files.writing import write_text
 from mtl.options import FilePath, valid
 from mtl.report.curves import draw_by_epoch
@@ -23,7 +24,7 @@ from mtl.report.page import PAGE
 from mtl.report.runs import config, read_results
 from mtl.runs.predictions_file import read_predictions
 from mtl.types import TaskSpec
-from mtl.use.frames import digest_of, to_polars
+from mtl.use.frames import to_polars
 from mtl.use.permutation_importance import evaluation_of
 from mtl.use.run_page import write_run_page
 from mtl.use.trained import UNNAMED_TABLE, PlotKind, TrainedModel
@@ -35,7 +36,7 @@ _MAX_BARS = 20  # columns of a table, the most important ones
 
 @dataclass(frozen=True)
 class ShownPage:
-    """The page of a run at ``path``, which a notebook shows."""
+    """The page of a run at ``path``, which a notebook shows; scripts of a stranger's page cannot reach the notebook."""
 
     path: Path
     html: str
@@ -44,7 +45,8 @@ class ShownPage:
         return f"page of the run: {self.path}"
 
     def _repr_html_(self) -> str:
-        return f'<iframe srcdoc="{escape(self.html)}" style="width: 100%; height: 800px; border: 0"></iframe>'
+        style = "width: 100%; height: 800px; border: 0"
+        return f'<iframe sandbox="allow-scripts" srcdoc="{escape(self.html)}" style="{style}"></iframe>'
 
 
 def html_of(model: TrainedModel) -> str:
@@ -64,7 +66,7 @@ def write_page(model: TrainedModel, path: str | Path | None, rows: Any) -> Shown
     require(same, "rows: the model was trained on others; give those of mtl.fit, or of its test= if there were any")
     if frames or not (folder / PAGE).exists():
         write_run_page(folder, frames=frames)
-    page = (folder / PAGE).read_text()
+    page = checked_file(folder / PAGE, folder).read_text()
     if path is not None:
         write_text(valid(FilePath, path, "path"), page)
     return ShownPage(Path(path or folder / PAGE), page)
@@ -136,4 +138,4 @@ def _panels(count: int) -> list[Any]:
 
 def _read_shares(folder: Path) -> list[pl.DataFrame]:
     """Return the mean weight of each expert for each task on the test rows, a table for each layer."""
-    return [pl.read_csv(path) for path in sorted((folder / "routing").glob(_SHARES))]
+    return [pl.read_csv(checked_file(path, folder)) for path in sorted((folder / "routing").glob(_SHARES))]

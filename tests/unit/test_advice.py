@@ -219,5 +219,5 @@ def test_a_run_on_a_table_says_how_many_parameters_a_row_has(
 def test_calibration_that_makes_the_test_worse_is_named() -> None:
     measured = {"logloss before": 0.24, "logloss after": 0.25}
     [sentence] = unhelpful_calibration({"a": measured, "b": measured | {"logloss after": 0.2}, "c": {}})
-    assert sentence.startswith("The calibration of a has made the log loss of the test rows higher")
+    assert sentence.startswith("The calibration of a has not helped on the test rows")
     assert not unhelpful_calibration({})

@@ -37,7 +37,7 @@ def test_page_has_rows_if_they_are_given_again(model: Any, tmp_path: Path) -> No
     shown = model.report(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "they were in memory" in text
-    assert 'srcdoc="&lt;!' in shown._repr_html_()
+    assert 'sandbox="allow-scripts" srcdoc="&lt;!' in shown._repr_html_()  # not of the notebook's origin
     assert "Largest errors" in model.report(rows=as_pandas(visits())).html
     assert "Largest errors" in model.report().html  # the page that is there
     with pytest.raises(InputError, match="trained on others"):
@@ -81,3 +81,13 @@ def test_checkpoint_that_was_tested_is_kept() -> None:
     options = QUICK["options"] | {"test_checkpoint": "last"}
     trained = mtl.fit(visits(), TASKS, **QUICK | {"options": options})
     assert (trained.folder / "checkpoints" / "last.ckpt").exists()
+
+
+def test_files_outside_of_the_folder_are_not_read(tmp_path: Path) -> None:
+    """The folder may come from a stranger."""
+    trained = mtl.fit(visits(), TASKS, gate="comet", **QUICK)
+    shares = trained.folder / "routing" / "expert_share.csv"
+    shares.rename(tmp_path / "outside.csv")
+    shares.symlink_to(tmp_path / "outside.csv")
+    with pytest.raises(InputError, match=r"expert_share\.csv: must be a regular file"):
+        trained.plot("experts")

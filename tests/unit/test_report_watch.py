@@ -89,7 +89,7 @@ def test_the_watch_ends_with_the_last_run(
 
 
 def test_a_watched_run_keeps_the_page_that_it_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of mtl.fit is fuller than one that is written without the rows."""
+    """The page that mtl.fit writes has sections that need its rows, which the watch does not have."""
     run = write_run(tmp_path / "run", [], {"loss": 1.0}, {}, log=LINES)
     monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
     for content in ("page of the run", "page before it was resumed"):
