@@ -173,7 +173,9 @@ def load_rows(cfg: DictConfig, data: Any, trainer: pl.Trainer, start: Start, cal
 def build_module(cfg: DictConfig, data: Any, start: Start) -> Any:
     """Return the MultiTaskModule of a new network, with the weights of the source."""
     checkpoint, source = start.checkpoint, start.source
-    spec = data.spec
+    spec, kinds = data.spec, {task.kind for task in data.spec.tasks}
+    require(not cfg.get("interval") or "regression" in kinds, "interval: none of the tasks is a regression")
+    require(not cfg.get("threshold") or "binary" in kinds, "threshold: none of the tasks is binary")
     if checkpoint is not None and cfg.evaluate and not checkpoint.get("blend"):  # else it is the blend's calibration
         spec = checkpoint.calibrated(data.spec)
     if checkpoint is not None and cfg.evaluate and cfg.get("interval"):  # an error now, not after the test

@@ -20,7 +20,7 @@ from mtl.training.fit_calibration import measure_intervals
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.thresholds import Rule, best_threshold, choose_thresholds, measure_decisions
 from mtl.types import TaskSpec
-from tests.integration.helpers import resume_small
+from tests.integration.helpers import compose_small, resume_small
 from tests.unit.test_calibration import QUICK, visits
 
 COSTS: Rule = {"fp": 1.0, "fn": 7.0}
@@ -118,3 +118,19 @@ def test_task_with_too_few_rows_for_its_interval_is_left_out(caplog: pytest.LogC
     rows = LabeledPredictions(torch.zeros(2).double(), torch.tensor([0.5, 3.0]).double())
     assert measure_intervals(tasks, dict.fromkeys(tasks, rows), 0.9)["many"]["coverage"] == 0.5
     assert "validation rows of task 'few' are enough for no interval" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "message"),
+    [
+        ("regression", "threshold=f1", "none of the tasks is binary"),
+        ("binary", "interval=0.9", "none .* is a regression"),
+    ],
+)
+def test_option_that_no_task_needs_is_refused_before_the_training(
+    kind: str, option: str, message: str, tmp_path: Path
+) -> None:
+    pl.DataFrame({"x": range(60), "y": [0, 1] * 30}).write_csv(tmp_path / "rows.csv")
+    words = ["data=table", f"data.path={tmp_path}/rows.csv", f"data.tasks={{y: {kind}}}", option]
+    with pytest.raises(InputError, match=f"^{option.partition('=')[0]}: {message}"):
+        run(compose_small(tmp_path / "run", *words))
