@@ -101,6 +101,20 @@ def test_each_day_goes_on_from_the_last_one(first: tuple[Path, dict[str, Any]], 
     assert resumed.encoder.vocabularies["user"].values == list(ids)
 
 
+def test_a_column_in_another_unit_is_warned_of(
+    first: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scale stays that of the first day, so most ages are far from those that the network has learnt from."""
+    folder, given = first
+    months = day(1).with_columns(pl.col("age") * 12)
+    mtl.fit(months, TASKS, start_from=str(folder), **given)
+    assert caplog.text.count("column 'age': ") == 1
+    assert "cells are numbers far outside the training rows" in caplog.text
+    caplog.clear()
+    mtl.fit(day(1), TASKS, start_from=str(folder), **given)
+    assert "far outside" not in caplog.text
+
+
 def test_rare_new_categories_stay_unknown(first: tuple[Path, dict[str, Any]]) -> None:
     folder, given = first
     rows = day(1).with_columns(user=pl.when(pl.int_range(pl.len()) < 1).then(pl.lit("once")).otherwise("user"))

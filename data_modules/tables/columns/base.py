@@ -71,21 +71,21 @@ class Column(ABC):
         texts, numbers = self.read(cells)
         ids = {name: vocabulary.encode(texts[name]) for name, vocabulary in self.vocabularies.items()}
         for name in ids:
-            self._note_unknown(name, ids[name], cells)
+            self._note(UNSEEN, name, int((ids[name] == UNKNOWN).sum()), cells)
         columns = list[Tensor]()
         for name, scale in self.scales.items():
-            cells.remarks.unusual[FAR, name] += scale.far(numbers[name])
+            self._note(FAR, name, scale.far(numbers[name]), cells)
             columns += scale.encode(numbers[name], cells)
         return ids, columns
 
-    def _note_unknown(self, name: str, ids: Tensor, cells: Cells) -> None:
-        """Count unknown categories; warn, once for each input, if most are unknown, as if written in another way."""
-        remarks, unknown, count = cells.remarks, int((ids == UNKNOWN).sum()), len(ids)
-        remarks.unusual[UNSEEN, name] += unknown
-        if count >= MIN_ROWS_TO_WARN and 2 * unknown > count and name not in remarks.warned:
+    def _note(self, kind: str, name: str, unusual: int, cells: Cells) -> None:
+        """Count ``unusual`` cells; warn, once for each input, if most are: as if written in another way or unit."""
+        remarks, count = cells.remarks, len(cells.frame)
+        remarks.unusual[kind, name] += unusual
+        expected = kind == FAR and name != self.name  # a part of a date: days go on
+        if count >= MIN_ROWS_TO_WARN and 2 * unusual > count and not expected and name not in remarks.warned:
             remarks.warned.add(name)
-            message = "%s, column %r: %d of %d cells are unknown or rare categories"
-            logger.warning(message, cells.where, name, unknown, count)
+            logger.warning("%s, column %r: %d of %d cells are %s", cells.where, name, unusual, count, kind)
 
     def elements(self, cells: Cells) -> dict[str, pl.Series]:
         """Return what is counted to find new categories, by input. Raises InputError."""
