@@ -62,14 +62,15 @@ def test_files_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was given, as torch has chosen, or one, for the small layers of the default of tables."""
     usual, seen = torch.get_num_threads(), []
     monkeypatch.setattr(MultiTaskModule, "on_train_start", lambda module: seen.append(torch.get_num_threads()))
     try:
-        for words in (["threads=3"], []):
+        for words in (["threads=3"], [], ["recipe=table_quick"]):
             run(compose_small(tmp_path, "trainer.max_steps=1", *words))
     finally:
         torch.set_num_threads(usual)
-    assert seen == [3, usual]
+    assert seen == [3, usual, 1]
 
 
 def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
