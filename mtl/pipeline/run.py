@@ -176,6 +176,8 @@ def build_module(cfg: DictConfig, data: Any, start: Start) -> Any:
     spec, kinds = data.spec, {task.kind for task in data.spec.tasks}
     require(not cfg.get("interval") or "regression" in kinds, "interval: none of the tasks is a regression")
     require(not cfg.get("threshold") or "binary" in kinds, "threshold: none of the tasks is binary")
+    has_classes = bool(kinds & {"binary", "multiclass"})
+    require(not cfg.get("calibrate") or has_classes, "calibrate: none of the tasks is binary or multiclass")
     if checkpoint is not None and cfg.evaluate and not checkpoint.get("blend"):  # else it is the blend's calibration
         spec = checkpoint.calibrated(data.spec)
     if checkpoint is not None and cfg.evaluate and cfg.get("interval"):  # an error now, not after the test

@@ -124,6 +124,7 @@ def test_task_with_too_few_rows_for_its_interval_is_left_out(caplog: pytest.LogC
     ("kind", "option", "message"),
     [
         ("regression", "threshold=f1", "none of the tasks is binary"),
+        ("regression", "calibrate=true", "none .* is binary or multiclass"),
         ("binary", "interval=0.9", "none .* is a regression"),
     ],
 )
