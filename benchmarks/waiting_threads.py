@@ -1,4 +1,4 @@
-"""Time training where OpenMP's waiting threads spin, spin shortly (as ``import mtl`` sets it) or sleep at once.
+"""Time training with one thread, and with threads that spin while they wait, spin shortly (``import mtl``) or sleep.
 
 OpenMP reads the setting when torch is loaded, so each measurement is a process of its own; the contenders take turns.
 ``python benchmarks/waiting_threads.py data=table --busy 0,2,3`` prints the median seconds of an epoch beside so many
@@ -20,11 +20,11 @@ from mtl import compat
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = "import sys; from mtl.cli.main import main; main(['train', *sys.argv[1:]])"
-CONTENDERS: dict[str, tuple[str, dict[str, str], list[str]]] = {  # program, environment, further options
-    "spinning": ("import torch; " + TRAIN, {}, []),  # torch is loaded before mtl could set anything
-    "short spin": (TRAIN, {}, []),
-    "asleep": (TRAIN, {"OMP_WAIT_POLICY": "PASSIVE"}, []),
-    "one thread": (TRAIN, {}, ["threads=1"]),
+CONTENDERS: dict[str, tuple[str, dict[str, str], str]] = {  # program, environment, number of threads
+    "spinning": ("import torch; " + TRAIN, {}, "null"),  # torch is loaded before mtl could set anything
+    "short spin": (TRAIN, {}, "null"),
+    "asleep": (TRAIN, {"OMP_WAIT_POLICY": "PASSIVE"}, "null"),
+    "one thread": (TRAIN, {}, "1"),
 }
 
 
@@ -52,8 +52,8 @@ def main() -> None:
         try:
             measured = [
                 {
-                    name: seconds_of(program, variables, [*arguments.options, *more])
-                    for name, (program, variables, more) in CONTENDERS.items()
+                    name: seconds_of(program, variables, [*arguments.options, f"threads={threads}"])
+                    for name, (program, variables, threads) in CONTENDERS.items()
                 }
                 for _ in range(arguments.rounds)
             ]
