@@ -90,6 +90,8 @@ def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
     Numbers with more values, unless the network reads them as categories alone, are cut at their quartiles. A name does
     not depend on the type of the column, so a file and a DataFrame have the same.
     """
+    if cells.dtype == pl.String:
+        cells = as_text(cells).replace(list(encoder.empty), None)
     numbers, column = parse_numbers(cells), encoder.columns_by_name.get(cells.name)
     is_category = column is not None and column.kind == "category"
     if not is_category and numbers.n_unique() > MAX_SLICES and numbers.null_count() == cells.null_count():

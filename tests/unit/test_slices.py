@@ -82,7 +82,7 @@ def test_each_slice_has_the_metrics_of_its_rows(run: Path) -> None:
 
 @pytest.mark.parametrize("start", [0.0, 1.7e9, 2.0**53 - 100])
 def test_quartiles_of_large_numbers_have_names_of_their_own(start: float) -> None:
-    encoder = SimpleNamespace(columns_by_name={})
+    encoder = SimpleNamespace(columns_by_name={}, empty=())
     at = pl.Series("at", start + np.arange(100.0))
     counts = slices.values_of(at, encoder).value_counts()["count"]
     assert counts.sort().to_list() == [24, 25, 25, 26]
@@ -139,6 +139,14 @@ def test_the_slices_that_matter_come_first_and_the_others_are_folded() -> None:
 def test_names_of_slices_do_not_depend_on_the_type_of_the_column(values: list[object], run: Path) -> None:
     names = slices.values_of(pl.Series("other", values), load(run).encoder)
     assert names.to_list() == ["3", "3", "4", "missing"]
+
+
+def test_texts_that_count_as_empty_are_in_one_slice() -> None:
+    """Those of a file, such as NA; the numbers beside them are cut at their quartiles."""
+    encoder = SimpleNamespace(columns_by_name={}, empty=("NA", "n/a"))
+    names = slices.values_of(pl.Series("age", ["NA", "n/a", "", *map(str, range(100))]), encoder)
+    assert names[:3].to_list() == ["missing"] * 3
+    assert names.n_unique() == 5
 
 
 def test_a_column_of_lists_is_one_message() -> None:
