@@ -135,5 +135,4 @@ class TextDataModule(TextTasksDataModule):
         require_rows(
             parts, f"{source.paths['train']}: of its {len(frame)} rows with labels, data.split leaves none for"
         )
-        frames |= {split: frame[part.sort().values.numpy()] for split, part in parts.items()}
-        return frames
+        return frames | {split: frame[part.sort().values.numpy()] for split, part in parts.items()}

@@ -49,10 +49,8 @@ def log_overview(
     ):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
-            columns_option = ", ".join(f"{name}: {option}" for name in (names if kind == "free text" else names[:1]))
-            logger.warning(
-                "ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, columns_option
-            )
+            kinds = ", ".join(f"{name}: {option}" for name in (names if kind == "free text" else names[:1]))
+            logger.warning("ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, kinds)
     categories = [column for column in columns if column.kind == "category"]
     unfolded = [column for column in categories if column.counts and not column.options.vocabulary.fold]
     texts = {column.name: column.counts.table()["value"] for column in unfolded if column.counts}
@@ -158,11 +156,8 @@ def find_leaks(
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.format) if parse_cells else as_text(sample[column.name])
         ordered = LeakCheck(cells, column.kind in read)
-        tasks = [
-            task.name
-            for task in labels
-            if (ordered.predicts_number if task.kind == "regression" else ordered.predicts_class)(targets[task.name])
-        ]
+        check = {"regression": ordered.predicts_number}
+        tasks = [task.name for task in labels if check.get(task.kind, ordered.predicts_class)(targets[task.name])]
         leaks |= {column.name: tasks} if tasks else {}
     return leaks
 

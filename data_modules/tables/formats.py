@@ -40,10 +40,6 @@ SAMPLE_VALUES = 200  # values that rule out most formats
 MIN_YEAR = 1000  # of a year with four digits
 
 
-def is_format(text: str) -> bool:
-    return text in DATE_FORMATS or any(number in text for number in NUMBER_FORMATS)
-
-
 def dates_in_format(text: pl.Series, date_format: str) -> pl.Series:
     """Return texts as datetimes, to the second; null for cells that do not fit ``date_format``, which may be ""."""
     cells = text.str.strip_chars().alias("cell").to_frame()
@@ -114,9 +110,7 @@ def best_fit(table: pl.DataFrame, formats: Sequence[str], read: Callable[[pl.Ser
     sample = some_values(values)
     likely = [cell_format for cell_format in formats if read(sample, cell_format).count() * 2 >= len(sample)]
     parsed_by_format = {cell_format: read(values, cell_format) for cell_format in likely}
-    cells = {
-        cell_format: int(count.filter(parsed.is_not_null()).sum()) for cell_format, parsed in parsed_by_format.items()
-    }
+    cells = {written: int(count.filter(parsed.is_not_null()).sum()) for written, parsed in parsed_by_format.items()}
     fitting = [cell_format for cell_format in likely if cells[cell_format] == max(cells.values())]
     if not fitting:
         return Fit([], values.clear(), 0.0)

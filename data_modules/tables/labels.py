@@ -16,15 +16,15 @@ from torch import Tensor
 from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Objective
-from mtl.options import Names, TaskName, valid
+from mtl.options import Names, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 from mtl.types.metrics import OF_FEW_POSITIVES
 
 from ..files.reading import quote
 from .cells import Cells, as_text, parse_numbers, texts_of
 from .inference import find_format, quote_format
-from .label_options import LOSS_OF_OPTION, Cell, LabelOptions, with_kinds
-from .options import TableOptions
+from .label_options import LOSS_OF_OPTION, Cell, LabelOptions
+from .options import TableOptions, Tasks
 from .statistics import Counts, Moments
 from .vocabulary import Vocabulary
 
@@ -59,8 +59,7 @@ class TargetOptions(LabelOptions):
     @staticmethod
     def from_tasks(tasks: Any) -> list[TargetOptions]:
         """Return the options of each entry of ``data.tasks``, which may be only a kind. Raises InputError."""
-        options_by_name = valid(dict[TaskName, LabelOptions], with_kinds(tasks), "data.tasks")
-        targets = [TargetOptions.of(name, options) for name, options in options_by_name.items()]
+        targets = [TargetOptions.of(name, options) for name, options in valid(Tasks, tasks, "data.tasks").items()]
         check_chains(targets, "data.tasks.")
         binary = [target.name for target in targets if target.kind == "binary"]
         for target in (target for target in targets if target.where is not None):

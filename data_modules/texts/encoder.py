@@ -138,10 +138,8 @@ def load_pretrained(name: str) -> Encoder:
     if tokenizer is None:
         raise InputError(f"data.tokenizer={name} cannot be read: {problem}. {TOKENIZER_HINT}")
     is_usable = bool(tokenizer.is_fast and tokenizer.pad_token and tokenizer.cls_token)
-    require(
-        is_usable,
-        f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {TOKENIZER_HINT}",
-    )
+    message = f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {TOKENIZER_HINT}"
+    require(is_usable, message)
     return Encoder.of(tokenizer.backend_tokenizer, tokenizer.pad_token, tokenizer.cls_token, name)
 
 

@@ -65,10 +65,8 @@ class StackedConv(Experts):
             self.paddings.append(padding)
             channels = out
             height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
-            require(
-                height >= 1 and width >= 1,
-                f"convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
-            )
+            message = f"convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer"
+            require(height >= 1 and width >= 1, message)
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim
 

@@ -194,7 +194,5 @@ def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
 
 def check_k(k: int, num_experts: int) -> None:
     """Raise InputError unless ``k <= num_experts``."""
-    require(
-        k <= num_experts,
-        f"k={k}: cannot select {k} of {num_experts} experts; accepted: 1 to {num_experts} (or raise num_experts)",
-    )
+    message = f"k={k}: cannot select {k} of {num_experts} experts; accepted: 1 to {num_experts} (or raise num_experts)"
+    require(k <= num_experts, message)

@@ -94,7 +94,6 @@ def read_neuron_scores(path: str | None, depth: int, width: int) -> Tensor:
     except Exception as error:  # whatever a missing, damaged or foreign file makes torch raise
         raise InputError(f"network.neuron_scores={path}: {first_line(error)}; {how}") from error
     fits = shape == [depth, width]
-    require(
-        fits, f"network.neuron_scores={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons"
-    )
+    message = f"network.neuron_scores={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons"
+    require(fits, message)
     return scores

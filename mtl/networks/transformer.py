@@ -119,10 +119,8 @@ class Transformer(MultiTaskNetwork):
         model = encoder(pretrained, config, tokens.vocab, dropout, load_pretrained)
         size, depth = model.config.hidden_size, model.config.num_hidden_layers
         longest = model.config.max_position_embeddings
-        require(
-            tokens.length <= longest,
-            f"data.max_length={tokens.length}: this encoder reads at most {longest} tokens",
-        )
+        message = f"data.max_length={tokens.length}: this encoder reads at most {longest} tokens"
+        require(tokens.length <= longest, message)
         mixture_layers = range(depth) if mixture_layers is None else mixture_layers
         outside = [layer for layer in mixture_layers if not 0 <= layer < depth]
         require(not outside, f"network.mixture_layers={outside}: the layers of this encoder are 0 to {depth - 1}")

@@ -143,10 +143,8 @@ def build_trainer(cfg: DictConfig, start: Start, caller: Caller, cleanup: ExitSt
     trainer = build.build_trainer(cfg, start.checkpoint, caller)
     for run_logger in run_loggers(trainer.loggers):
         cleanup.callback(run_logger.close)
-    require(
-        trainer.world_size == 1 or not caller.why_one_process,
-        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {caller.why_one_process}",
-    )
+    message = f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {caller.why_one_process}"
+    require(trainer.world_size == 1 or not caller.why_one_process, message)
     return trainer
 
 

@@ -49,10 +49,8 @@ def describe_task(measured: Measurements, task: str, metric: str, sem: float | N
     shown = {model: lead for model in names if (lead := leads.get(model))}
     # These rows choose the best of the others
     verdicts = {model: _verdict(lead, len(other_leads) if model == best else 1) for model, lead in shown.items()}
-    phrases = [
-        _phrase(lead, verdicts[model], names[model], number(measured.value(task, metric, model=model)))
-        for model, lead in shown.items()
-    ]
+    values = {model: number(measured.value(task, metric, model=model)) for model in shown}
+    phrases = [_phrase(lead, verdicts[model], names[model], values[model]) for model, lead in shown.items()]
     beside = f", {' and '.join(phrases)}" if phrases else ""
     has_few_rows = None in verdicts.values() and len({key.task for key in measured if key.task}) <= MAX_OUTPUTS
     next_step = _next_step(verdicts.get(CONSTANT), verdicts.get(best), best, has_few_rows)
@@ -113,13 +111,10 @@ def compare_with_baselines(
     lines = []
     if weights:
         lines.append(f"Predictions are those of a {in_words(weights)}, which the validation rows chose.")
-        if not mean_weights(weights)[NETWORK]:
-            lines.append(
-                "The weight of the network is 0: on the validation rows the other models predict as well without it."
-            )
+        without = "The weight of the network is 0: on the validation rows the other models predict as well without it."
+        lines += [] if mean_weights(weights)[NETWORK] else [without]
     subject = "the blend is " if weights else ""
-    return lines + [
-        f"Against {model} on these test rows: {subject}"
-        f"{'; '.join(f'{verdict} in {join_names(tasks)}' for verdict, tasks in sorted(tasks_of.items()))}."
-        for model, tasks_of in tasks_by_verdict.items()
-    ]
+    for model, tasks_of in tasks_by_verdict.items():
+        parts = [f"{verdict} in {join_names(tasks)}" for verdict, tasks in sorted(tasks_of.items())]
+        lines.append(f"Against {model} on these test rows: {subject}{'; '.join(parts)}.")
+    return lines

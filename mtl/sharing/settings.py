@@ -93,11 +93,8 @@ class Comparison:
         common = ["callbacks.routing.figures=false", "callbacks.progress=null"]
         heads = ["heads=per_task"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
         splits = ["data.seed=${seed}"] if self.own_splits else []
-        run_overrides = [
-            override
-            for override in self.run_overrides
-            if not override.startswith(("gate=", *(() if gated else ("network",))))
-        ]
+        replaced = ("gate=", *(() if gated else ("network",)))
+        run_overrides = [override for override in self.run_overrides if not override.startswith(replaced)]
         chosen = last_of_each([*common, *heads, *splits, *overrides, *run_overrides])
         name = f"share/{self.folder.name}/{label}"
         partners = {task: [other for other in group if other != task] for group in groups for task in group}

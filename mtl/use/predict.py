@@ -58,10 +58,8 @@ def predicted(
             _warn_of_drift(model, block[:DRIFT_SAMPLE_ROWS], rows, interval)
         kept = block.select(columns if keep is None else list(keep))
         twice = [name for name in predictions.columns if name in kept.columns]
-        require(
-            not twice,
-            f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep",
-        )
+        message = f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep"
+        require(not twice, message)
         yield kept.hstack(predictions.get_columns()) if kept.width else predictions, fraction
 
 

@@ -177,9 +177,8 @@ class TrainedModel:
             if experts:
                 for key, weights in self._weights(batch.inputs, output):
                     used.setdefault(key, []).append(experts_used(weights))
-        require(
-            not experts or bool(used) or not values, "experts: this network has none; train one with gate=comet, say"
-        )
+        message = "experts: this network has none; train one with gate=comet, say"
+        require(not experts or bool(used) or not values, message)
         table: dict[str, pl.Series] = {}
         for task in specs:
             value = torch.cat(values.get(task.name, [predictions.empty(task)]))
@@ -436,9 +435,8 @@ def _only(checkpoint: Checkpoint, model: str | None) -> Checkpoint:
     blend = checkpoint.get("blend") or {}
     default = BLEND if blend else NETWORK
     names = [default, NETWORK, *blend.get("models", ())]
-    require(
-        model in (None, *names), f"model={model}: checkpoint {checkpoint.path} has {join_names(dict.fromkeys(names))}"
-    )
+    message = f"model={model}: checkpoint {checkpoint.path} has {join_names(dict.fromkeys(names))}"
+    require(model in (None, *names), message)
     if model in (None, default):
         return checkpoint
     weights = {task: {NETWORK: 0.0, model: 1.0} for task in blend.get("weights", ())}
