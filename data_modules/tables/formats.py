@@ -83,13 +83,9 @@ def number_formats(text: pl.Series) -> list[str]:
     """Return the formats that the numbers in texts may have, all with the unit of the first of them."""
     parts = some_values(text).str.strip_chars().str.extract_groups(WITH_UNIT).struct.unnest()
     parts = parts.filter(pl.any_horizontal(pl.all().is_not_null()))
-    before, gap_before, gap_behind, behind = (
-        "" if part is None else part for part in (parts.row(0) if len(parts) else [""] * 4)
-    )
-    return [
-        f"{before}{gap_before if before else ''}{number}{gap_behind if behind else ''}{behind}"
-        for number in NUMBER_FORMATS
-    ]
+    before, gap_before, gap_behind, behind = (part or "" for part in (parts.row(0) if len(parts) else [""] * 4))
+    before, behind = before and before + gap_before, behind and gap_behind + behind
+    return [f"{before}{number}{behind}" for number in NUMBER_FORMATS]
 
 
 @dataclass(frozen=True)
@@ -115,9 +111,7 @@ def best_fit(table: pl.DataFrame, formats: Sequence[str], read: Callable[[pl.Ser
     if not fitting:
         return Fit([], values.clear(), 0.0)
     parsed = parsed_by_format[fitting[0]]
-    others = [
-        cell_format for cell_format in fitting[1:] if fitting[0] and not parsed_by_format[cell_format].equals(parsed)
-    ]
+    others = [text for text in fitting[1:] if fitting[0] and not parsed_by_format[text].equals(parsed)]
     return Fit([fitting[0], *others], parsed, cells[fitting[0]] / max(1, int(count.sum())))
 
 

@@ -253,9 +253,8 @@ def check_columns_agree(schemas: Mapping[str, Mapping[str, pl.DataType]], locati
     (first, expected), *others = schemas.items()
     for file, schema in others:
         types = {name: (expected.get(name), schema.get(name)) for name in (*expected, *schema)}
-        differences = [
-            f"{format_value(name)} ({pair[0]} and {pair[1]})" for name, pair in types.items() if not fits(*pair)
-        ]
+        unlike = {name: pair for name, pair in types.items() if not fits(*pair)}
+        differences = [f"{format_value(name)} ({a} and {b})" for name, (a, b) in unlike.items()]
         two, listed = f"{Path(first).name} and {Path(file).name}", ", ".join(differences[:MAX_DIFFERENCES_LISTED])
         require(not differences, f"{location}: its files {two} differ in {listed}")
 

@@ -81,9 +81,8 @@ class _Check:
 
     def problems(self, overrides: Sequence[str]) -> Iterator[str]:
         """Yield a sentence for each problem."""
-        references = {
-            name for _, value in _nodes(self.raw) if isinstance(value, str) for name in REFERRED.findall(value)
-        }
+        texts = [value for _, value in _nodes(self.raw) if isinstance(value, str)]
+        references = {name for text in texts for name in REFERRED.findall(text)}
         read = {name.split(".")[0] for name in references}
         for name, value in self.values.items():
             if name in TOP:

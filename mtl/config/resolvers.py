@@ -41,9 +41,8 @@ def run_folder(checkpoint: str) -> Path | None:
     """Return the run folder that ``checkpoint`` names or lies in, or None."""
     path = Path(unescape_interpolation(str(checkpoint))).absolute()
     folder = path if path.is_dir() else path.parent.parent
-    return (
-        folder if (path.is_dir() or path.parent.name == "checkpoints") and (folder / "config.yaml").is_file() else None
-    )
+    is_named = path.is_dir() or path.parent.name == "checkpoints"
+    return folder if is_named and (folder / "config.yaml").is_file() else None
 
 
 def new_folder(path: str) -> str:

@@ -148,9 +148,8 @@ class Transformer(MultiTaskNetwork):
                 reader is None or not self.by_sentence,
                 f"network.route=sentence: {type(reader).__name__} routes each token by its id; use network.route=token",
             )
-            mixture = MixtureOfExperts(
-                size, len(names), num_experts, gates, built, permutation=permutation, execution=execution
-            )
+            sizes = size, len(names), num_experts
+            mixture = MixtureOfExperts(*sizes, gates, built, permutation=permutation, execution=execution)
             if load_pretrained:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
                 built.load_state_dict(self.expert_init.weights(index, built, weights))
@@ -158,9 +157,8 @@ class Transformer(MultiTaskNetwork):
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
         widths = {task.name: size * (3 if task.marked else 1) for task in self.tasks}
-        self.heads = HeadPerTask(
-            {task.name: heads(tasks=[outputs(task)], input_dim=widths[task.name]) for task in self.tasks}
-        )
+        of_tasks = {task.name: heads(tasks=[outputs(task)], input_dim=widths[task.name]) for task in self.tasks}
+        self.heads = HeadPerTask(of_tasks)
         for name, parameter in self.heads.named_parameters():
             if name.endswith("weight"):
                 nn.init.normal_(parameter, std=HEAD_STD)
@@ -194,14 +192,10 @@ class Transformer(MultiTaskNetwork):
             nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
             return (nothing,), packing, {}
         ids = packing.pack(inputs["tokens"]).long()
-        segments = (
-            packing.pack(inputs["segments"]).long()[None] if "segments" in inputs else torch.zeros_like(ids)[None]
-        )
-        x = self.project(self.embeddings(ids[None], segments, packing.position[None]))[0]  # [N, D]
-        padded = x.new_empty(()).expand(*packing.shape, x.shape[-1])
-        mask = create_bidirectional_mask(
-            config=self.attention_config, inputs_embeds=padded, attention_mask=packing.mask.long()
-        )
+        segments = packing.pack(inputs["segments"]).long() if "segments" in inputs else torch.zeros_like(ids)
+        x = self.project(self.embeddings(ids[None], segments[None], packing.position[None]))[0]  # [N, D]
+        padded, real = x.new_empty(()).expand(*packing.shape, x.shape[-1]), packing.mask.long()
+        mask = create_bidirectional_mask(config=self.attention_config, inputs_embeds=padded, attention_mask=real)
         hidden, routings = [x], {}
         for index, layer in enumerate(self.layers):
             x, routing = layer(x, mask, packing, ids, tasks, self.by_sentence)
@@ -236,11 +230,8 @@ class Transformer(MultiTaskNetwork):
         layers: Any = self.layers
         for index, layer in enumerate(layers):
             prefix = f"layers.{index}."
-            dense = {
-                name.removeprefix(f"{prefix}dense."): state.pop(name)
-                for name in [*state]
-                if name.startswith(f"{prefix}dense.")
-            }
+            names = [name for name in state if name.startswith(f"{prefix}dense.")]
+            dense = {name.removeprefix(f"{prefix}dense."): state.pop(name) for name in names}
             if layer.mixture is None or not dense:
                 state |= {f"{prefix}dense.{name}": value for name, value in dense.items()}
                 continue

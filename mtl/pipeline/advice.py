@@ -66,12 +66,8 @@ def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
 
 
 def _other_epochs(measured: Measurements, progress: Progress) -> list[str]:
-    tested = {task: measured.value(task, "loss", "val") for task in progress}
-    worse = {
-        task: (progress[task]["val"], loss)
-        for task, loss in tested.items()
-        if loss is not None and _rises(loss, progress[task]["val"])
-    }
+    losses = {task: (least["val"], measured.value(task, "loss", "val")) for task, least in progress.items()}
+    worse = {task: (least, loss) for task, (least, loss) in losses.items() if loss is not None and _rises(loss, least)}
     if not worse or len(progress) == 1:
         return []
     return [

@@ -67,14 +67,11 @@ def section_of(
     comparison, published = compare_settings(runs, also, columns, unit, baseline), published or {}
     compared = {quantity.column for quantity in comparison.quantities}
     lacking = {column for values in published.values() for column in values if column not in compared}
-    notes = [
-        *missing(runs),
-        *different_rows(runs),
-        *(f"Published, but no run has it: {column}." for column in sorted(lacking)),
-    ]
+    notes = [*missing(runs), *different_rows(runs)]
+    notes += [f"Published, but no run has it: {column}." for column in sorted(lacking)]
     figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
-    tables, notes = [comparison.table(published)], [*notes, *lacking_curves]
-    costs = costs_of(runs, baseline)
+    tables, costs = [comparison.table(published)], costs_of(runs, baseline)
+    notes += lacking_curves
     return Section(title, comparison=comparison, tables=tables, notes=notes, figures=figures, costs=costs)
 
 
@@ -84,25 +81,22 @@ def baselines_of(runs: Runs) -> Table | None:
     models = dict.fromkeys(key.model for key in map(Key.of, done.columns) if key.split == "test")
     models.pop(NETWORK, None)
     means_of: dict[str, list[list[Any]]] = {}  # by metric, of each task the means of the models
-    rows = []
+    rows, shown = list[list[str]](), list[list[str]]()
     for task, metric in runs.main.items() if models else ():
         names = [str(Key("test", task, metric, model)) for model in models]
         means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
         means_of.setdefault(metric, []).append(means)
-    if len(rows) > MAX_LISTED_TASKS:
-        complete = {metric: [means for means in part if None not in means] for metric, part in means_of.items()}
-        counts = {metric: f"{len(part)} of {len(means_of[metric])} tasks" for metric, part in complete.items()}
-        rows = [
-            [f"mean {metric} of {counts[metric]}", *(number(fmean(means), 4) for means in zip(*part, strict=True))]
-            for metric, part in complete.items()
-            if part
-        ]
+    for metric, of_tasks in means_of.items() if len(rows) > MAX_LISTED_TASKS else ():
+        complete = [means for means in of_tasks if None not in means]
+        values = [number(fmean(means), 4) for means in zip(*complete, strict=True)]
+        shown += [[f"mean {metric} of {len(complete)} of {len(of_tasks)} tasks", *values]] if values else []
     note = (
         f"Means over the runs. Models of a table learn from at most {MAX_ROWS:,} training rows. The other tables "
         "compare networks, also of runs that predict with a blend."
     )
-    return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
+    shown = rows if len(rows) <= MAX_LISTED_TASKS else shown
+    return Table(["", *models], shown, "Other models on the same test rows", [note]) if shown else None
 
 
 def missing(runs: Runs) -> list[str]:
@@ -211,10 +205,8 @@ def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list
             folder, beside = Path(run), {stem for stem, settings in linked.items() if setting in settings}
             title = "" if setting == ALL else f"{setting} ({folder.name})"
             paths = [path for pattern in _PICTURES for path in sorted((folder / "routing").glob(pattern))]
+            names = {path: f"{title or folder.name}: {path.stem.replace('_', ' ')}" for path in paths}
             by_setting[setting] = [
-                picture_of(
-                    path, folder, title, path.stem in beside, f"{title or folder.name}: {path.stem.replace('_', ' ')}"
-                )
-                for path in paths
+                picture_of(path, folder, title, path.stem in beside, alt) for path, alt in names.items()
             ]
     return [picture for pictures in by_setting.values() for picture in pictures][:MAX_PICTURES]

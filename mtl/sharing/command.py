@@ -47,9 +47,8 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
         reason = f"more than {MAX_LISTED_TASKS} are compared with the models of a table, see blend="
         require(data.labelled is not None and first.blend != "none", f"data has {len(tasks)} tasks: {reason}")
         targets = data.splits["train"].targets if hasattr(data, "splits") else {}
-        comparison.labels = {
-            t.name: int(has_label(t, targets[t.name]).sum()) for t in data.spec.tasks if t.name in targets
-        }
+        labelled = [task for task in data.spec.tasks if task.name in targets]
+        comparison.labels = {task.name: int(has_label(task, targets[task.name]).sum()) for task in labelled}
     monitor = str(checked_runs([setting.overrides for setting in comparison.settings.values()])[0].monitor)
 
     common: Any = {"seed": options.seed, "count": options.seeds, "retries": options.retries}
