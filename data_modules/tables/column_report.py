@@ -97,10 +97,11 @@ def build_table(
     table.add_column("why", min_width=14)
     hidden = 0
     for number, column in enumerate(columns):
+        both = column.kind == "date" and parse_dates(sample[column.name]).count()
         why = [
             column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
             f"also a {'number' if column.kind == 'category' else 'category'}" if column.repeats else "",
-            _describe_format(column, sample[column.name]),
+            f"as in {column.format}{' and yyyy-mm-dd' if both else ''}" if column.format else "",
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
         if number >= MAX_COLUMNS_LISTED and not (column.name in perfect or column.problem or not column.used):
@@ -122,12 +123,6 @@ def build_table(
     if hidden:
         table.add_row(f"... {hidden:,} more")
     return table
-
-
-def _describe_format(column: Profile, cells: pl.Series) -> str:
-    """Return how the dates or numbers of a column are written, if not in the standard way."""
-    both = column.kind == "date" and parse_dates(cells).count()
-    return f"as in {column.format}{' and yyyy-mm-dd' if both else ''}" if column.format else ""
 
 
 def format_examples(cells: pl.Series) -> str:

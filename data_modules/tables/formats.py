@@ -51,9 +51,8 @@ def dates_in_format(text: pl.Series, date_format: str) -> pl.Series:
         .otherwise((clock + " " + half.str.to_uppercase()).str.to_time("%I:%M:%S %p", strict=False))
     )
     day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATE_FORMATS.get(date_format, ISO), strict=False)
-    dates = cells.select(
-        pl.when(day.dt.year() >= (MIN_YEAR if date_format else 1)).then(day.dt.combine(time)).alias(text.name)
-    )
+    is_valid = day.dt.year() >= (MIN_YEAR if date_format else 1)
+    dates = cells.select(pl.when(is_valid).then(day.dt.combine(time)).alias(text.name))
     return dates.to_series().cast(pl.Datetime("us"))
 
 

@@ -157,11 +157,8 @@ class RowSource:
         """
         if opened := self.stamps.get(block.file):
             file = Path(block.file)
-            require(
-                file.exists() and stamp(file) == opened,
-                f"{file} was changed, replaced or deleted while it was being read; it must stay as it is until the run "
-                "ends",
-            )
+            changed = f"{file} was changed, replaced or deleted while it was being read"
+            require(file.exists() and stamp(file) == opened, f"{changed}; it must stay as it is until the run ends")
         types: dict[Any, pl.DataType] = {name: self.schema[name] for name in columns}
         numbering = pl.selectors.by_name(ROW, FILE, require_all=False)
         frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(numbering, *types))

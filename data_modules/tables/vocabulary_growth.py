@@ -56,9 +56,8 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
         table = text_counts([counts[name] for name in names], vocabulary.fold)
         is_new = pl.Series(vocabulary.encode(table["value"]).numpy() == UNKNOWN)
         max_size = options.vocabulary.max_size
-        new = most_frequent(
-            table.filter(is_new), needed, None if max_size is None else max(0, max_size - len(vocabulary.values))
-        )
+        room = None if max_size is None else max(0, max_size - len(vocabulary.values))
+        new = most_frequent(table.filter(is_new), needed, room)
         grown = replace(vocabulary, values=[*vocabulary.values, *new], added=vocabulary.added + len(new))
         after |= dict.fromkeys(names, grown)
         # Known categories stay known, however rare they are in these rows

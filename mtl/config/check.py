@@ -265,9 +265,9 @@ def _too_many_processes(trainer: Any) -> Iterator[str]:
 def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
     """Return ``value`` with ``UnbuiltObject`` in place of each section with ``_target_``."""
     if isinstance(value, dict):
-        return (
-            UnbuiltObject() if "_target_" in value else {key: _described(child, lists) for key, child in value.items()}
-        )
+        if "_target_" in value:
+            return UnbuiltObject()
+        return {key: _described(child, lists) for key, child in value.items()}
     return lists([_described(child, lists) for child in value]) if isinstance(value, list) else value
 
 

@@ -44,8 +44,8 @@ def check_early(cfg: DictConfig) -> None:
     from mtl.data_modules.tables.label_options import TextTaskOptions
     from mtl.data_modules.tables.options import Columns, Tasks
 
-    tasks, of_tasks = data.get("tasks"), dict[str, TextTaskOptions] if kind == TEXT else Tasks
-    valid(of_tasks | None, tasks, "data.tasks")
+    tasks: Any = data.get("tasks")
+    valid((dict[str, TextTaskOptions] if kind == TEXT else Tasks) | None, tasks, "data.tasks")
     valid(Columns | None, data.get("columns"), "data.columns")
     places = {f"tasks.{name}": task for name, task in (tasks or {}).items()} if kind == TEXT else {"": data}
     for place, section in places.items():

@@ -59,11 +59,8 @@ def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> 
     rest = order[shared:]
     dealt = [torch.cat([order[:shared], rest[expert::num_experts]])[:width] for expert in range(num_experts)]
     short = min(map(len, dealt))
-    require(
-        short == width,
-        f"experts.width={width} is too large: {len(order)} neurons with {shared} shared give {num_experts} experts "
-        f"{short} each",
-    )
+    most = f"{len(order)} neurons with {shared} shared give {num_experts} experts {short} each"
+    require(short == width, f"experts.width={width} is too large: {most}")
     return torch.stack(dealt)
 
 

@@ -144,10 +144,8 @@ class Transformer(MultiTaskNetwork):
             built = experts(num_experts=num_experts, input_dim=size)
             gates = separate_gates(gate, names, num_experts, size, ids)
             reader = next((part for part in gates.modules() if isinstance(part, Gate) and part.reads_inputs), None)
-            require(
-                reader is None or not self.by_sentence,
-                f"network.route=sentence: {type(reader).__name__} routes each token by its id; use network.route=token",
-            )
+            by_token = f"{type(reader).__name__} routes each token by its id; use network.route=token"
+            require(reader is None or not self.by_sentence, f"network.route=sentence: {by_token}")
             sizes = size, len(names), num_experts
             mixture = MixtureOfExperts(*sizes, gates, built, permutation=permutation, execution=execution)
             if load_pretrained:

@@ -100,7 +100,8 @@ def never_predicted(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPredict
     for task in (task for task in tasks if task.kind in ("binary", "multiclass") and task.name in rows):
         labelled, names = rows[task.name], class_names(task)
         predicted = positives(labelled) if task.kind == "binary" else labelled.prediction
-        missed = [names[index] for index in sorted({*labelled.label.tolist()} - {*predicted.tolist()})]
+        labels, predictions = ({*values.unique().tolist()} for values in (labelled.label, predicted))
+        missed = [names[index] for index in sorted(labels - predictions)]
         unpredicted += [f"{task.name}: {join_names(missed)}"] if missed else []
     sentence = f"Never predicted as the most probable class in the test rows: {join_some(unpredicted)}."
     return [sentence] if unpredicted else []

@@ -31,6 +31,10 @@ except ImportError:
         return lambda method: method
 
 
+def _may_have_classes(estimator: Any) -> bool:
+    return not hasattr(estimator, "model_") or bool(estimator._tasks_with_classes())
+
+
 class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
     """Train on a table ``X`` of inputs and a table ``Y`` with a column of labels for each task.
 
@@ -84,7 +88,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
             return table.to_numpy()[:, 0] if table.width == 1 else table.to_numpy()
         return like(X, table, indexed=True)
 
-    @available_if(lambda model: not hasattr(model, "model_") or model._tasks_with_classes())  # type: ignore[untyped-decorator]  # scikit-learn has no types
+    @available_if(_may_have_classes)  # type: ignore[untyped-decorator]  # scikit-learn has no types
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Return the probabilities ``[N, C]`` of the classes, in the order of ``classes_``.
 

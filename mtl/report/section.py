@@ -166,35 +166,26 @@ def _cost(values: Sequence[float | None]) -> str:
 def pictures_of(
     runs: Runs, curves: Mapping[str, int], linked: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[list[Picture], list[str]]:
-    """Return pictures of the runs' losses over training and of the experts' weights, and notes on lacking curves.
+    """Return pictures of curves over training and of the experts' weights, and notes on the ``curves`` that lack.
 
-    ``curves``: further metrics to draw, each smoothed over so many steps. ``linked``: for the name, without suffix, of
-    each picture file, the settings whose picture Markdown links too.
-    """
-    drawn, notes = _curves(runs, curves)
-    return [*drawn, *pictures_of_experts(runs, linked or {})], notes
-
-
-def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list[str]]:
-    """Return pictures over training of the validation loss, the monitored metrics, and main metrics of a few tasks.
-
-    ``windows``: further metrics, each with the number of steps over which it is smoothed; those that no run has logged
-    are named in the second list.
+    The curves are those of the validation loss, the monitored metrics, the main metrics of a few tasks, and ``curves``:
+    further metrics, each smoothed over so many steps. ``linked``: for the name, without suffix, of each picture file,
+    the settings whose picture Markdown links too.
     """
     pairs = runs.table.select("run", "setting").rows()
     monitored = [name for run, _ in pairs if isinstance(name := config(Path(run)).get("monitor", CURVE), str)]
     drawn, notes = [], []
     tasks = [f"val/{task}/{main}" for task, main in runs.main.items()] if 1 < len(runs.main) <= MOST_TASKS else []
-    for metric, window in {**dict.fromkeys([*monitored, CURVE, *tasks], 1), **windows}.items():
-        curves, missing = curves_of(pairs, metric, window)
-        notes += [f"No curve: {missing[0]}."] if metric in windows and len(missing) == len(pairs) else []
-        if not curves.is_empty():
+    for metric, window in {**dict.fromkeys([*monitored, CURVE, *tasks], 1), **curves}.items():
+        means, missing = curves_of(pairs, metric, window)
+        notes += [f"No curve: {missing[0]}."] if metric in curves and len(missing) == len(pairs) else []
+        if not means.is_empty():
             notes_on_steps = ["at the steps that all runs have"] if len(pairs) > 1 else []
             notes_on_steps += [f"mean of the latest {window} steps"] if window > 1 else []
             alt = ", ".join([f"{metric} over training", *notes_on_steps])
             caption = ", ".join(notes_on_steps).capitalize()
-            drawn.append(picture(draw(curves, runs.heading, metric, window), caption, alt))
-    return drawn, notes
+            drawn.append(picture(draw(means, runs.heading, metric, window), caption, alt))
+    return [*drawn, *pictures_of_experts(runs, linked or {})], notes
 
 
 def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:

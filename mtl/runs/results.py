@@ -179,7 +179,8 @@ def by_task(
     models = list(dict.fromkeys([measured.in_use, *measured.models()]))
     metrics = {task: [main] for task, main in mains.items()}
     for task, metric in measured.by_model().select("task", "metric").rows():
-        metrics[task] += [metric] if metric not in metrics[task] else []
+        if task in mains and metric != mains[task]:
+            metrics[task].append(metric)
     same = {task: names for task, names in metrics.items() if _accuracy_of_constant(measured, task, names)}
     metrics |= {task: [name for name in names if name != "accuracy"] for task, names in same.items()}
     rare = {task: names for task, names in metrics.items() if {*names, "accuracy"} == {*OF_FEW_POSITIVES}}

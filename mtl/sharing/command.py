@@ -61,7 +61,7 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
             work(sources, options.max_failures, later, do)
 
     with working(folder, options.show):
-        base = {name: jobs(setting=setting, seed=options.seed) for name, setting in comparison.settings.items()}
+        base = {name: jobs(setting=setting) for name, setting in comparison.settings.items()}
         names, seeds, can_group = [*base], options.seeds, len(tasks) > 2 and not comparison.are_many
         if options.show:
             ended = {name: count for name, source in base.items() if (count := _count_ended(source))}
@@ -80,8 +80,7 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
             comparison.groups = partition(affinity, options.groups)
             if 1 < len(comparison.groups) < len(tasks):
                 setting = comparison.of_groups(comparison.groups)
-                source = jobs(setting=setting)
-                run([source], seeds)
+                run([source := jobs(setting=setting)], seeds)
                 if _count_ended(source) >= seeds:
                     comparison.settings[GROUPS] = setting
                 else:  # with show=true

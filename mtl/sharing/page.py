@@ -32,6 +32,7 @@ from mtl.sharing.answer import (
     in_words,
     recommend,
 )
+from mtl.sharing.grouping import predicted
 from mtl.sharing.many import RULE as RULE_OF_MANY
 from mtl.sharing.many import gains_of_many, recommend_joint, tables_of_many
 from mtl.sharing.settings import Comparison
@@ -89,7 +90,7 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
         "recommended": {"setting": best, "command": command},
         "own_splits": comparison.own_splits,
         "groups": groups,
-        "predicted_gain": comparison.predicted_gain(),
+        "predicted_gain": sum(sum(predicted(group, affinity)) for group in comparison.groups) / len(comparison.tasks),
         "gains": [asdict(g) | {"verdict": g.verdict, "advice": g.advice} for g in (*of_sharing, *of_gates)],
         "validation_gains": [asdict(g) for g in (*sharing, *gates)],
         "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},

@@ -18,7 +18,7 @@ from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, measure_gains
-from mtl.sharing.grouping import Group, predicted
+from mtl.sharing.grouping import Group
 
 
 class ShareOptions(WorkerOptions):
@@ -121,8 +121,3 @@ class Comparison:
     def affinity(self) -> np.ndarray:
         """Return the ``affinities`` of the joint runs."""
         return affinities(self.conflicts(), self.tasks)
-
-    def predicted_gain(self) -> float:
-        """Return the mean over tasks of the gains, in percent, that affinities predict for the chosen groups."""
-        affinity = self.affinity()
-        return sum(sum(predicted(group, affinity)) for group in self.groups) / len(self.tasks)
