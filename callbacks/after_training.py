@@ -83,11 +83,10 @@ class AfterTraining(Callback):
         path = Path(trainer.ckpt_path or Path(self.dirpath) / "last.ckpt")
         if not self._trained:
             checkpoint = read(path) if path.is_file() else Checkpoint({}, path)
+            pl_module.other_models = None
             with using(checkpoint):
-                stored = checkpoint.get("blend")
-                pl_module.other_models = (
-                    FittedModels.restore(stored, checkpoint.calibrated(data.spec)) if stored else None
-                )
+                if stored := checkpoint.get("blend"):
+                    pl_module.other_models = FittedModels.restore(stored, checkpoint.calibrated(data.spec))
             return
         tasks, is_table = list(pl_module.tasks.values()), data.labelled is not None
         calibrated = {task.name: task for task in tasks if task.kind in self.kinds}
@@ -96,11 +95,9 @@ class AfterTraining(Callback):
         if names:
             log.info("fitting %s, to blend with the network", join_names(names))
         others = FittedModels.fit(names, data.spec, data, trainer.is_global_zero, self._deadline)
-        self._report_left_out(
-            trainer,
-            [name for name in names if name not in others.models]
-            + [f"{n} for {len(m.left_out)} of {len(tasks)} tasks" for n, m in others.models.items() if m.left_out],
-        )
+        unfitted = [name for name in names if name not in others.models]
+        unfitted += [f"{n} for {len(m.left_out)} of {len(tasks)} tasks" for n, m in others.models.items() if m.left_out]
+        self._report_left_out(trainer, unfitted)
         outputs_of = pl_module.tasks if others.models else calibrated
         models = [NETWORK, *others.models, *([BLEND] if others.models else [])]
         evaluations = {name: Evaluation(tasks, outputs_of).to(pl_module.device) for name in models}

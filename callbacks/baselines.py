@@ -38,10 +38,7 @@ class Baselines(Callback):
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         """Make the evaluations, after ``AfterTraining.on_test_start``."""
-        # Each task by itself: a constant predicts no probability given the task before
-        alone = [
-            _without_ranks(replace(t, after=None, calibration=None)) for t in pl_module.tasks.values() if t.constant
-        ]
+        alone = [_by_itself(task) for task in pl_module.tasks.values() if task.constant]
         self._constant = Constant(alone, {}) if alone else None
         tasks_by_model = {"constant": alone} if alone else {}
         if (others := pl_module.other_models) is not None:
@@ -106,6 +103,7 @@ def leads(in_use: Evaluation, other: Evaluation, name: str) -> Measurements:
     return measurements
 
 
-def _without_ranks(task: TaskSpec) -> TaskSpec:
+def _by_itself(task: TaskSpec) -> TaskSpec:
+    """Return the task of a constant, which predicts no probability given the task before, and ranks nothing."""
     metrics = tuple(name for name in metric_names(task) if metric_family(name) not in (*RANKING, *TOP))
-    return replace(task, metrics=metrics)
+    return replace(task, after=None, calibration=None, metrics=metrics)

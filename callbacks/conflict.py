@@ -54,9 +54,8 @@ class Conflict(Callback):
         number = step // self.every_n_steps
         turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
         orders = [torch.arange(len(val_batch), device=pl_module.device) for val_batch in turn]
-        even, odd = (
-            [val_batch.select(rows[k::2]) for val_batch, rows in zip(turn, orders, strict=True)] for k in (0, 1)
-        )
+        pairs = [*zip(turn, orders, strict=True)]
+        even, odd = ([val_batch.select(rows[k::2]) for val_batch, rows in pairs] for k in (0, 1))
         rate = float(trainer.optimizers[0].param_groups[0]["lr"])
         modes = [(module, module.training) for module in pl_module.network.modules()]
         pl_module.network.eval()
@@ -97,9 +96,8 @@ def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
         if len(batches) < MAX_BATCHES_PER_TASK:
             batches.append(batch)
     nothing = torch.arange(0)
-    everyone = gather(
-        {tasks: (batches[0].select(nothing), [*map(len, batches)]) for tasks, batches in local_batches.items()}
-    )
+    shapes = {tasks: (part[0].select(nothing), [*map(len, part)]) for tasks, part in local_batches.items()}
+    everyone = gather(shapes)
     batches_by_tasks = {}
     for tasks, (empty, _) in {tasks: pair for part in everyone for tasks, pair in part.items()}.items():
         counts = [part[tasks][1] for part in everyone if tasks in part]

@@ -49,9 +49,8 @@ class WeightAverage(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start from the current weights, or restore the weights of a checkpoint, even with ``decay=None``."""
         self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
-        average = {
-            name: local_shard(self._average.get(name, p), p).to(p.device) for name, p in self._parameters.items()
-        }
+        parameters = self._parameters.items()
+        average = {name: local_shard(self._average.get(name, p), p).to(p.device) for name, p in parameters}
         self._restore()
         self._average = {}
         if self.decay is not None:

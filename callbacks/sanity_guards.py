@@ -38,9 +38,8 @@ class ProcessAgreement(Callback):
             keys.sort(key=lambda key: (key.count("."), key))  # top-level keys first: others may be derived from them
             if keys:
                 differences = "; ".join(f"{key} is {theirs.get(key)}, not {first.get(key)}" for key in keys[:3])
-                raise InputError(
-                    f"process {rank} has a different configuration from process 0: {differences}. {advice}"
-                )
+                other = f"process {rank} has a different configuration from process 0"
+                raise InputError(f"{other}: {differences}. {advice}")
 
 
 class FiniteGuard(Callback):

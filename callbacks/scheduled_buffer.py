@@ -59,10 +59,8 @@ class ScheduledBuffer(Callback):
         self._buffers = [(pl_module.get_submodule(owner), name) for owner, _, name in paths]
         if not self._buffers:
             log.info("this network has no %s: nothing to schedule", self.target)
-        require(
-            bool(self._buffers) or not self.required,
-            f"schedule of {self.target!r}: the network has no such scalar buffer; it has {', '.join(names) or 'none'}",
-        )
+        none = f"the network has no such scalar buffer; it has {', '.join(names) or 'none'}"
+        require(bool(self._buffers) or not self.required, f"schedule of {self.target!r}: {none}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         if not self._buffers:

@@ -170,8 +170,7 @@ class TensorDataModule(LightningDataModule):
 
         Rows of the same number are the same in two runs whose digests are equal.
         """
-        parts = [type(self).__qualname__, self.seed, self._row_sources(split), self.row_counts()[split]]
-        return digest(parts)
+        return digest([type(self).__qualname__, self.seed, self._row_sources(split), self.row_counts()[split]])
 
     def _row_sources(self, split: str) -> Any:
         """Return the digests of the files that have the rows of ``split``, and options that split them."""
@@ -190,11 +189,10 @@ class TensorDataModule(LightningDataModule):
             return {}
         sources = self.source_files()
         self.file_digests = self._fingerprints()
-        keys = sources.keys() & self._files_then.keys() if self.wanted == ("test",) else None
-        before, now = (
-            {key: files[key] for key in files if keys is None or key in keys}
-            for files in (self._files_then, self.file_digests)
-        )
+        before, now = self._files_then, self.file_digests
+        if self.wanted == ("test",):
+            shared = sources.keys() & before.keys()
+            before, now = ({key: files[key] for key in files if key in shared} for files in (before, now))
         with reading_state():
             return describe_changes(before, now, sources)
 

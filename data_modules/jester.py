@@ -78,9 +78,8 @@ class JesterDataModule(InteractionsDataModule):
         users, jokes = ratings.shape
         user, joke = torch.arange(users).repeat_interleave(jokes), torch.arange(jokes).repeat(users)
         rated = ratings.isnan().logical_not().flatten()
-        rows = Batch(
-            {"user": user, "joke": joke}, {"rated": rated.float(), "rating": ratings.flatten() / self.rating_unit}
-        )
+        targets = {"rated": rated.float(), "rating": ratings.flatten() / self.rating_unit}
+        rows = Batch({"user": user, "joke": joke}, targets)
         return rows, rated.long(), users, jokes
 
 

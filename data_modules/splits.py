@@ -25,10 +25,8 @@ def by_split(fractions: Fractions, own_files: Collection[str] = (), option: str 
     """Return the fraction of each split; raise InputError if one is 0 and the split is not in ``own_files``."""
     by_name = dict(zip(SPLITS, fractions, strict=True))
     empty = [name for name, fraction in by_name.items() if fraction == 0 and name not in own_files]
-    require(
-        not empty,
-        f"{option}={format_value(fractions)}: must be {THREE_FRACTIONS}; {', '.join(empty)} would have no rows",
-    )
+    message = f"{option}={format_value(fractions)}: must be {THREE_FRACTIONS}; {', '.join(empty)} would have no rows"
+    require(not empty, message)
     return by_name
 
 

@@ -59,9 +59,8 @@ def _build(kind: Any, values: Mapping[str, Any]) -> Any:
     stored = {name: _as(tuple, value) for name, value in values.items()}
     stored |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
     location = "the checkpoint's description of its data: "
-    return kind(
-        **{name: valid(annotations[name], stored[name], location + name) for name in stored if name in annotations}
-    )
+    names = [name for name in stored if name in annotations]
+    return kind(**{name: valid(annotations[name], stored[name], location + name) for name in names})
 
 
 @contextmanager

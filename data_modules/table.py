@@ -227,10 +227,8 @@ class TableDataModule(TensorDataModule):
             for files, option in ((self._files_then, "path"), (self.file_digests, "test_path"))
         )
         if trained == tested is not None:
-            logger.warning(
-                "%s: the network was trained on rows of this file: what it gets right says little about new ones",
-                self.paths["test"],
-            )
+            warning = "%s: the network was trained on rows of this file: what it gets right says little about new ones"
+            logger.warning(warning, self.paths["test"])
 
     def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
         super().load_state_dict(state, test_only)
@@ -331,23 +329,20 @@ class TableDataModule(TensorDataModule):
         reading: dict[str, Any] = {"separator": self.csv.separator, "null_values": self.csv.null_values}
         reading["from_text"] = train.source.from_text
         if self.earlier is not None:
-            encoder, earlier_tasks = (
-                replace(self.earlier[0], on_invalid=self.options.on_invalid, **reading),
-                self.earlier[1],
-            )
+            encoder, earlier_tasks = self.earlier
+            encoder = replace(encoder, on_invalid=self.options.on_invalid, **reading)
             check_columns(train.source.columns, encoder.columns, where)
             check_kept(encoder, self.options, inputs)
             self.row_encoder, added = extend_encoder(encoder, train.frames, self.options)
             new = join_names(f"{name} {count:,}" for name, count in added.items())
             logger.info("the encoding is that of start_from; new categories: %s", new or "none")
             tasks = learn_tasks(self.labels, earlier_tasks, train.frames, where)
-            filled, earlier_names = (
-                find_filled_tasks(self.labels, tasks, train.frames),
-                {task.name for task in earlier_tasks},
-            )
+            earlier_names = {task.name for task in earlier_tasks}
+            filled = find_filled_tasks(self.labels, tasks, train.frames)
             self.row_encoder.filled_after.extend(name for name in filled if name not in earlier_names)
-            return DataSpec(self.row_encoder.inputs, tasks)
-        self.row_encoder, tasks = learn(train.frames, len(train), inputs, self.labels, where, self.options, **reading)
+        else:
+            learnt = learn(train.frames, len(train), inputs, self.labels, where, self.options, **reading)
+            self.row_encoder, tasks = learnt
         return DataSpec(self.row_encoder.inputs, tasks)
 
     def _tensors(self, rows: SplitRows, tasks: Sequence[TaskSpec], grouped: bool) -> Batch:
@@ -388,9 +383,7 @@ class TableDataModule(TensorDataModule):
             return batch
         assert self.row_encoder is not None
         plan, (epoch, number) = self.training_plan(), self._position()
-        low, high = (
-            end - number * plan.size for end in plan.bounds(number)
-        )  # rows of this process in the global batch
+        low, high = (end - number * plan.size for end in plan.bounds(number))  # of this process in the global batch
         generator, inputs = make_generator(self.shuffle_seed, epoch, number, 0), dict(batch.inputs)
         for name, unknown in self.row_encoder.unknown.items():
             ids = inputs[name]
@@ -436,9 +429,8 @@ class TableDataModule(TensorDataModule):
 
     def _weights(self, frame: pl.DataFrame, where: str) -> dict[str, Tensor]:
         """Return the weight of each row for each task ``[N]``, as the columns have it, else 1. Raises InputError."""
-        read = {
-            name: read_weights(frame, name, where, self.options.of(name).format or "") for name in self.weight_columns
-        }
+        formats = {name: self.options.of(name).format or "" for name in self.weight_columns}
+        read = {name: read_weights(frame, name, where, text) for name, text in formats.items()}
         columns = self._weight_columns_by_task()
         return {name: torch.ones(len(frame)) if not column else read[column] for name, column in columns.items()}
 
@@ -446,7 +438,7 @@ class TableDataModule(TensorDataModule):
         return {task.name: task.weight_column or self.weight_column for task in self.labels}
 
 
-def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str = "") -> Tensor:
+def read_weights(frame: pl.DataFrame, name: str, where: str, number_format: str) -> Tensor:
     """Return a column of weights ``[N]``, float64. Raises InputError, which names the first invalid cell."""
     cells = Cells(frame, name, where)
     cells.check_type(" to weights")

@@ -95,9 +95,8 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         self.batches = whole + (rest >= world_size).long()  # [T], per pass through a task
 
     def __len__(self) -> int:
-        turns = (
-            int(self.batches.max()) * len(self.names) if self.task_order == "round_robin" else int(self.batches.sum())
-        )
+        is_in_turn = self.task_order == "round_robin"
+        turns = int(self.batches.max()) * len(self.names) if is_in_turn else int(self.batches.sum())
         return -(-turns // self.tasks_per_step)
 
     def __iter__(self) -> Iterator[Index | list[Index]]:
@@ -232,9 +231,8 @@ class TasksDataModule(TensorDataModule):
         rows, (rank, world_size) = self.tasks["train"], self._processes()
         sizes = {task: len(batch) for task, batch in rows.items()}
         options = (self.task_order, self.temperature, self.tasks_per_step, rank, world_size, lengths_by_task(rows))
-        sampler = TaskSampler(
-            sizes, self._rows_of_step(sum(sizes.values())), self.shuffle_seed, self._position, *options
-        )
+        size = self._rows_of_step(sum(sizes.values()))
+        sampler = TaskSampler(sizes, size, self.shuffle_seed, self._position, *options)
         return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
 
     def _evaluation(self, split: str) -> RowsLoader:

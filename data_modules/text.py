@@ -132,8 +132,6 @@ class TextDataModule(TextTasksDataModule):
         with_files = source.paths.keys() - {"train"}
         fractions = {split: self.fractions[split] for split in SPLITS if split not in with_files}
         parts = random_split(len(frame), fractions, self.generator(name))
-        require_rows(
-            parts, f"{source.paths['train']}: of its {len(frame)} rows with labels, data.split leaves none for"
-        )
-        frames |= {split: frame[part.sort().values.numpy()] for split, part in parts.items()}
-        return frames
+        none_left = f"of its {len(frame)} rows with labels, data.split leaves none for"
+        require_rows(parts, f"{source.paths['train']}: {none_left}")
+        return frames | {split: frame[part.sort().values.numpy()] for split, part in parts.items()}

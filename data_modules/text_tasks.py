@@ -133,9 +133,8 @@ class TextTasksDataModule(TasksDataModule):
         for split in self.wanted:
             for task, rows in texts[split].items():
                 same = split == "test" and "val" in tasks and rows is texts["val"][task]
-                tasks[split][task] = (
-                    tasks["val"][task] if same else encoder.rows(rows, task, self.length_of(task), cache)
-                )
+                encoded = tasks["val"][task] if same else encoder.rows(rows, task, self.length_of(task), cache)
+                tasks[split][task] = encoded
         for task, first in tasks[self.wanted[0]].items():
             counts = ", ".join(f"{len(tasks[split][task])} {split}" for split in self.wanted)
             length = len(first.tokens) / len(first)

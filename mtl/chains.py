@@ -39,10 +39,8 @@ def check_chains(tasks: Sequence[Linked], prefix: str) -> None:
         location, seen = f"{prefix}{task.name}: after={task.after}", [task.name]
         while task.after is not None:
             require(task.kind == "binary", f"{location}: only binary tasks form chains, and {task.name} is {task.kind}")
-            require(
-                task.after in tasks_by_name,
-                f"{location}: there is no task {task.after}; the tasks are {', '.join(tasks_by_name)}",
-            )
+            message = f"{location}: there is no task {task.after}; the tasks are {', '.join(tasks_by_name)}"
+            require(task.after in tasks_by_name, message)
             require(task.after not in seen, f"{location}: {' after '.join([*seen, task.after])} is a circle")
             seen.append(task.after)
             task = tasks_by_name[task.after]

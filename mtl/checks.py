@@ -15,6 +15,7 @@ MAX_VALUE_CHARS = 60  # characters of a value that a message repeats
 WORD = 1000  # characters of a word, such as a path, in a message
 MAX_PROBLEMS = 4  # problems that one message names
 MAX_NAMES = 20  # names in a message
+MAX_TEXTS = 3  # tasks, slices or commands of a sentence
 
 
 class InputError(ValueError):
@@ -46,6 +47,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def join_some(texts: Iterable[str]) -> str:
+    """Return the first ``MAX_TEXTS`` different texts, and the number of the others."""
+    different = [text for text in dict.fromkeys(texts) if text]
+    more = [f"{len(different) - MAX_TEXTS} more"] if len(different) > MAX_TEXTS else []
+    return "; ".join([*different[:MAX_TEXTS], *more])
 
 
 def require(condition: bool, message: str) -> None:

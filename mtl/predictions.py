@@ -85,9 +85,8 @@ def spread(tasks: Mapping[str, TaskSpec], members: Mapping[str, Tensor]) -> dict
     ``members``: ``NetworkOutput.members``. Of a multiclass task, it is that of the probability of the class with the
     largest mean, and of quantiles, of the one nearest to the median.
     """
-    outputs = [
-        readable(tasks, dict(zip(members, tensors, strict=True))) for tensors in zip(*members.values(), strict=True)
-    ]
+    of_members = zip(*members.values(), strict=True)
+    outputs = [readable(tasks, dict(zip(members, tensors, strict=True))) for tensors in of_members]
     spreads = {}
     for name in members:
         values, task = torch.stack([output[name] for output in outputs]), tasks[name]  # [K, B] or [K, B, outputs]
@@ -130,9 +129,8 @@ def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
     if task.kind == "regression":
         return {f"{task.name}_prediction": pl.Series(numbers)}
     if task.kind == "span":
-        raise InputError(
-            f"task {task.name!r} finds answers in texts, which is no column of a table; call .network on its inputs"
-        )
+        answers = f"task {task.name!r} finds answers in texts, which is no column of a table"
+        raise InputError(f"{answers}; call .network on its inputs")
     names = pl.Series(class_names(task))
     best = (values > 0.5).long() if task.kind == "binary" else values.argmax(-1)
     class_column = {f"{task.name}_class": names[best.numpy()] if len(best) else names.clear()}

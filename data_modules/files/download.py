@@ -94,9 +94,8 @@ def unpacked(archive: Path) -> Iterator[Path]:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a full disk, say
                 raise
             why = quote(str(error))
-            raise InputError(
-                f"{archive} is damaged ({why}): delete it and start again to fetch it once more"
-            ) from error
+            advice = "delete it and start again to fetch it once more"
+            raise InputError(f"{archive} is damaged ({why}): {advice}") from error
         yield folder
     except OSError as error:
         raise unwritable(archive.parent, error) from error

@@ -196,9 +196,8 @@ def _unpack(root: Path, source: Source) -> None:
     with unpacked(root / source.archive) as content:
         for path in source.paths():
             # Only at the same depth: GLUE's archives also have the original files that its own were made from
-            files = [
-                file for file in sorted(content.glob(str(Path("[!_.]*", *Path(path).parts[1:])))) if file.is_file()
-            ]
+            pattern = str(Path("[!_.]*", *Path(path).parts[1:]))
+            files = [file for file in sorted(content.glob(pattern)) if file.is_file()]
             require(bool(files), f"{root / source.archive} contains no {Path(path).name}: delete it and start again")
             move_missing(files[0], root / path)
 

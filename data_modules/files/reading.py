@@ -59,18 +59,15 @@ def files_of(path: Path, option: str = "") -> list[Path]:
     """
     location = f"{option}={path}" if option else str(path)
     if isinstance(path, CloudPath):
-        require(
-            path.name.endswith(SUFFIXES),
-            f"{location}: in the cloud, give a file or a pattern, as in s3://NAME/*.parquet",
-        )
+        message = f"{location}: in the cloud, give a file or a pattern, as in s3://NAME/*.parquet"
+        require(path.name.endswith(SUFFIXES), message)
         files: list[Path] = [*map(CloudPath, cloud_rows(path))] if is_pattern(path) else [path]
         require(bool(files), f"{location}: no file with rows matches this pattern")
     elif os.path.isdir(path):
         files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
         files = [file for file in files if not file.name.startswith(".")]
-        require(
-            bool(files), f"{location} is a folder without tables ({', '.join(SUFFIXES)}): give a file, or their folder"
-        )
+        message = f"{location} is a folder without tables ({', '.join(SUFFIXES)}): give a file, or their folder"
+        require(bool(files), message)
     elif is_pattern(path):
         files = sorted(Path(file) for file in glob.glob(str(path), recursive=True))
         require(bool(files), f"{location}: no file matches this pattern")
@@ -79,10 +76,8 @@ def files_of(path: Path, option: str = "") -> list[Path]:
     for file in files:
         regular_size(file, option)
     formats = sorted({suffix for file in files for suffix in SUFFIXES if file.name.endswith(suffix)})
-    require(
-        len(formats) < 2,
-        f"{location}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv",
-    )
+    message = f"{location}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv"
+    require(len(formats) < 2, message)
     return files
 
 

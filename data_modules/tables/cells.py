@@ -106,9 +106,8 @@ class Cells:
             return
         first = f"{self.describe(invalid[0])} is not {accepted}"
         if self.remarks.on_invalid == "error":
-            raise InputError(
-                f"{first}; {len(invalid)} of {len(self.frame)} cells of these rows are not. Correct or empty them"
-            )
+            share = f"{len(invalid)} of {len(self.frame)}"
+            raise InputError(f"{first}; {share} cells of these rows are not. Correct or empty them")
         count, example = self.remarks.invalid.get(self.name, (0, first))
         self.remarks.invalid[self.name] = (count + len(invalid), example)
 

@@ -49,10 +49,8 @@ def log_overview(
     ):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
-            columns_option = ", ".join(f"{name}: {option}" for name in (names if kind == "free text" else names[:1]))
-            logger.warning(
-                "ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, columns_option
-            )
+            kinds = ", ".join(f"{name}: {option}" for name in (names if kind == "free text" else names[:1]))
+            logger.warning("ignored: %s (%s); to %s, set 'data.columns={%s}'", join_names(names), reason, use, kinds)
     categories = [column for column in columns if column.kind == "category"]
     unfolded = [column for column in categories if column.counts and not column.options.vocabulary.fold]
     texts = {column.name: column.counts.table()["value"] for column in unfolded if column.counts}
@@ -99,10 +97,11 @@ def build_table(
     table.add_column("why", min_width=14)
     hidden = 0
     for number, column in enumerate(columns):
+        both = column.kind == "date" and parse_dates(sample[column.name]).count()
         why = [
             column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
             f"also a {'number' if column.kind == 'category' else 'category'}" if column.repeats else "",
-            _describe_format(column, sample[column.name]),
+            f"as in {column.format}{' and yyyy-mm-dd' if both else ''}" if column.format else "",
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
         if number >= MAX_COLUMNS_LISTED and not (column.name in perfect or column.problem or not column.used):
@@ -124,12 +123,6 @@ def build_table(
     if hidden:
         table.add_row(f"... {hidden:,} more")
     return table
-
-
-def _describe_format(column: Profile, cells: pl.Series) -> str:
-    """Return how the dates or numbers of a column are written, if not in the standard way."""
-    both = column.kind == "date" and parse_dates(cells).count()
-    return f"as in {column.format}{' and yyyy-mm-dd' if both else ''}" if column.format else ""
 
 
 def format_examples(cells: pl.Series) -> str:
@@ -158,11 +151,8 @@ def find_leaks(
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.format) if parse_cells else as_text(sample[column.name])
         ordered = LeakCheck(cells, column.kind in read)
-        tasks = [
-            task.name
-            for task in labels
-            if (ordered.predicts_number if task.kind == "regression" else ordered.predicts_class)(targets[task.name])
-        ]
+        check = {"regression": ordered.predicts_number}
+        tasks = [task.name for task in labels if check.get(task.kind, ordered.predicts_class)(targets[task.name])]
         leaks |= {column.name: tasks} if tasks else {}
     return leaks
 

@@ -92,11 +92,8 @@ class TableEncoder(RowEncoder):
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
         """The vocabulary of each input that is ids."""
-        return {
-            name: vocabulary
-            for column in self.columns_by_name.values()
-            for name, vocabulary in column.vocabularies.items()
-        }
+        columns = self.columns_by_name.values()
+        return {name: vocabulary for column in columns for name, vocabulary in column.vocabularies.items()}
 
     @property
     def scales(self) -> dict[str, Scale]:

@@ -40,10 +40,6 @@ SAMPLE_VALUES = 200  # values that rule out most formats
 MIN_YEAR = 1000  # of a year with four digits
 
 
-def is_format(text: str) -> bool:
-    return text in DATE_FORMATS or any(number in text for number in NUMBER_FORMATS)
-
-
 def dates_in_format(text: pl.Series, date_format: str) -> pl.Series:
     """Return texts as datetimes, to the second; null for cells that do not fit ``date_format``, which may be ""."""
     cells = text.str.strip_chars().alias("cell").to_frame()
@@ -55,9 +51,8 @@ def dates_in_format(text: pl.Series, date_format: str) -> pl.Series:
         .otherwise((clock + " " + half.str.to_uppercase()).str.to_time("%I:%M:%S %p", strict=False))
     )
     day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATE_FORMATS.get(date_format, ISO), strict=False)
-    dates = cells.select(
-        pl.when(day.dt.year() >= (MIN_YEAR if date_format else 1)).then(day.dt.combine(time)).alias(text.name)
-    )
+    is_valid = day.dt.year() >= (MIN_YEAR if date_format else 1)
+    dates = cells.select(pl.when(is_valid).then(day.dt.combine(time)).alias(text.name))
     return dates.to_series().cast(pl.Datetime("us"))
 
 
@@ -87,13 +82,9 @@ def number_formats(text: pl.Series) -> list[str]:
     """Return the formats that the numbers in texts may have, all with the unit of the first of them."""
     parts = some_values(text).str.strip_chars().str.extract_groups(WITH_UNIT).struct.unnest()
     parts = parts.filter(pl.any_horizontal(pl.all().is_not_null()))
-    before, gap_before, gap_behind, behind = (
-        "" if part is None else part for part in (parts.row(0) if len(parts) else [""] * 4)
-    )
-    return [
-        f"{before}{gap_before if before else ''}{number}{gap_behind if behind else ''}{behind}"
-        for number in NUMBER_FORMATS
-    ]
+    before, gap_before, gap_behind, behind = (part or "" for part in (parts.row(0) if len(parts) else [""] * 4))
+    before, behind = before and before + gap_before, behind and gap_behind + behind
+    return [f"{before}{number}{behind}" for number in NUMBER_FORMATS]
 
 
 @dataclass(frozen=True)
@@ -114,16 +105,12 @@ def best_fit(table: pl.DataFrame, formats: Sequence[str], read: Callable[[pl.Ser
     sample = some_values(values)
     likely = [cell_format for cell_format in formats if read(sample, cell_format).count() * 2 >= len(sample)]
     parsed_by_format = {cell_format: read(values, cell_format) for cell_format in likely}
-    cells = {
-        cell_format: int(count.filter(parsed.is_not_null()).sum()) for cell_format, parsed in parsed_by_format.items()
-    }
+    cells = {written: int(count.filter(parsed.is_not_null()).sum()) for written, parsed in parsed_by_format.items()}
     fitting = [cell_format for cell_format in likely if cells[cell_format] == max(cells.values())]
     if not fitting:
         return Fit([], values.clear(), 0.0)
     parsed = parsed_by_format[fitting[0]]
-    others = [
-        cell_format for cell_format in fitting[1:] if fitting[0] and not parsed_by_format[cell_format].equals(parsed)
-    ]
+    others = [text for text in fitting[1:] if fitting[0] and not parsed_by_format[text].equals(parsed)]
     return Fit([fitting[0], *others], parsed, cells[fitting[0]] / max(1, int(count.sum())))
 
 

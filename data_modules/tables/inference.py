@@ -105,7 +105,8 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
             )
         return cell_format, fit.parsed
 
-    if text and formats is None and _fraction(table, TWO_NUMBERS) >= MIN_PARSED_FRACTION:
+    of_two_numbers = (table["value"].str.contains(TWO_NUMBERS) * table["count"]).sum() if text else 0  # cells
+    if text and formats is None and of_two_numbers >= MIN_PARSED_FRACTION * max(1, filled):
         dates = read(parse_dates, ["", *DATE_FORMATS], expected_date)
         if dates is not None:
             return Inferred("date", "", dates[0])
@@ -125,12 +126,6 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
     if distinct > MIN_UNIQUE_FRACTION * filled:
         return Inferred("identifier", "like an identifier")
     return Inferred("category", "")
-
-
-def _fraction(table: pl.DataFrame, pattern: str) -> float:
-    """Return the fraction of the cells that contain ``pattern``; 0 without cells."""
-    count = (table["value"].str.contains(pattern) * table["count"]).sum()
-    return float(count) / max(1, int(table["count"].sum()))
 
 
 def single_format(fit: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -61,6 +60,11 @@ class LabelRules(StrictModel):
         return options | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
 
 
+def as_options(entry: Any) -> Any:
+    """Return the options of a task or a column, which may be only a kind."""
+    return {"kind": entry} if isinstance(entry, str) else entry
+
+
 class LabelOptions(LabelRules):
     """The options of a task's labels; ``column`` is by default the column with the task's name.
 
@@ -86,10 +90,3 @@ class TextTaskOptions(LabelRules):
     label: Name | int
     val_path: FilePath | None = None
     test_path: FilePath | None = None
-
-
-def with_kinds(tasks: Any) -> Any:
-    """Return ``data.tasks`` with ``{"kind": KIND}`` in place of each entry that is only a kind."""
-    if not isinstance(tasks, Mapping):
-        return tasks
-    return {name: {"kind": entry} if isinstance(entry, str) else entry for name, entry in tasks.items()}

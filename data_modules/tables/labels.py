@@ -16,15 +16,15 @@ from torch import Tensor
 from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Objective
-from mtl.options import Names, TaskName, valid
+from mtl.options import Names, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 from mtl.types.metrics import OF_FEW_POSITIVES
 
 from ..files.reading import quote
 from .cells import Cells, as_text, parse_numbers, texts_of
 from .inference import find_format, quote_format
-from .label_options import LOSS_OF_OPTION, Cell, LabelOptions, with_kinds
-from .options import TableOptions
+from .label_options import LOSS_OF_OPTION, Cell, LabelOptions
+from .options import TableOptions, Tasks
 from .statistics import Counts, Moments
 from .vocabulary import Vocabulary
 
@@ -59,8 +59,7 @@ class TargetOptions(LabelOptions):
     @staticmethod
     def from_tasks(tasks: Any) -> list[TargetOptions]:
         """Return the options of each entry of ``data.tasks``, which may be only a kind. Raises InputError."""
-        options_by_name = valid(dict[TaskName, LabelOptions], with_kinds(tasks), "data.tasks")
-        targets = [TargetOptions.of(name, options) for name, options in options_by_name.items()]
+        targets = [TargetOptions.of(name, options) for name, options in valid(Tasks, tasks, "data.tasks").items()]
         check_chains(targets, "data.tasks.")
         binary = [target.name for target in targets if target.kind == "binary"]
         for target in (target for target in targets if target.where is not None):
@@ -232,32 +231,22 @@ class TargetOptions(LabelOptions):
         as_number = parse_numbers(pl.Series(values))
         order = as_number.to_list() if as_number.null_count() == 0 else values
         classes = [value for _, value in sorted(zip(order, values, strict=True))]
-        require(
-            len(classes) > 1,
-            f"{location}: all {sum(counts.values())} labels of the training rows are {quote(classes[0])}; "
-            f"task {self.name!r} needs at least two classes",
-        )
+        same = f"all {sum(counts.values())} labels of the training rows are {quote(classes[0])}"
+        require(len(classes) > 1, f"{location}: {same}; task {self.name!r} needs at least two classes")
         if self.kind == "multiclass":
             return classes
-        require(
-            len(classes) == 2,
-            f"{location}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
-            f"{join_names(classes)}; use kind=multiclass",
-        )
+        many = f"its training rows have {len(classes)} different labels, {join_names(classes)}; use kind=multiclass"
+        require(len(classes) == 2, f"{location}: task {self.name!r} is binary but {many}")
         positive = None if self.positive is None else _to_cell_text(self.positive)
-        require(
-            positive in (None, *classes),
-            f"data.tasks.{self.name}: positive={format_value(self.positive)}; "
-            f"the labels of {location} are {join_names(classes)}",
-        )
+        option = f"data.tasks.{self.name}: positive={format_value(self.positive)}"
+        require(positive in (None, *classes), f"{option}; the labels of {location} are {join_names(classes)}")
         return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
         cells = Cells(frame, self.column, where)
         distinct = cells.column.unique()
-        ids = cells.column.replace_strict(
-            distinct, ids_of((*distinct,), distinct.dtype, (*classes,)), return_dtype=pl.Int64
-        )
+        distinct_ids = ids_of((*distinct,), distinct.dtype, (*classes,))
+        ids = cells.column.replace_strict(distinct, distinct_ids, return_dtype=pl.Int64)
         new = ids == UNKNOWN_CLASS
         if new.any():
             cells.refuse(

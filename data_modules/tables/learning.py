@@ -92,7 +92,10 @@ def learn(
             require(not taken, f"{where}: rename the column {join_names(taken)}: {parts}")
     used = [profile for profile in profiles if profile.used]
     require(bool(used), f"{where}: every input column is constant in the training rows, an identifier, or free text")
-    learners = {profile.name: make_learner(profile, options, sample[profile.name]) for profile in used}
+    learners: dict[str, Learner] = {}
+    for profile in used:
+        learner = LEARNERS["number" if profile.repeats else str(profile.kind)]
+        learners[profile.name] = learner(profile, options, sample[profile.name])
     share_vocabularies(learners, options, where)
     needed = [name for name, learner in learners.items() if learner.needs_rows]
     for frame, file in blocks(needed) if needed else ():
@@ -103,11 +106,6 @@ def learn(
     require(NUMERIC not in encoder.vocabularies, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
     encoder.filled_after.extend(find_filled_tasks(labels, specs, blocks))
     return encoder, specs
-
-
-def make_learner(profile: Profile, options: TableOptions, sample: pl.Series) -> Learner:
-    """Return what learns to read a column; ``sample``: some of its cells."""
-    return LEARNERS["number" if profile.repeats else str(profile.kind)](profile, options, sample)
 
 
 def share_vocabularies(learners: Mapping[str, Learner], options: TableOptions, where: str) -> None:

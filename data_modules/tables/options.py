@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative, StrictModel, Text, matching
+from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative, StrictModel, TaskName, Text, matching
 
-from .formats import ACCEPTED, is_format
+from .formats import ACCEPTED, DATE_FORMATS, NUMBER_FORMATS
+from .label_options import LabelOptions, as_options
 
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 MIN_ROWS_PER_WORD = 2  # a word of a single training row teaches only that row's label
@@ -38,7 +39,7 @@ Fractions = Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False), 
 
 
 def _check_format(text: str) -> str:
-    if not is_format(text):
+    if text not in DATE_FORMATS and not any(number in text for number in NUMBER_FORMATS):
         raise ValueError(f"must be {ACCEPTED}")
     return text
 
@@ -75,11 +76,8 @@ class ColumnOptions(StrictModel):
         return self
 
 
-def _as_options(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-Columns = Mapping[Name, Annotated[ColumnOptions, BeforeValidator(_as_options)]]
+Columns = Mapping[Name, Annotated[ColumnOptions, BeforeValidator(as_options)]]
+Tasks = dict[TaskName, Annotated[LabelOptions, BeforeValidator(as_options)]]
 
 
 class SplitOptions(StrictModel):

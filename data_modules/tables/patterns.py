@@ -62,11 +62,8 @@ def finish_labels(
     such, or another task names one. Raises InputError.
     """
     earlier, named = earlier or {}, {name for label in labels for name in (label.after, label.where)}
-    useless = {
-        label.name
-        for label, values in zip(labels, statistics, strict=True)
-        if not _can_teach(values, is_new=label.name not in earlier)
-    }
+    pairs = [*zip(labels, statistics, strict=True)]
+    useless = {label.name for label, values in pairs if not _can_teach(values, is_new=label.name not in earlier)}
     patterns = {label.pattern for label in labels if label.name not in useless} - {None}
     left_out = [label.name for label in labels if label.name in useless - named and label.pattern in patterns]
     if left_out:
@@ -74,11 +71,8 @@ def finish_labels(
         more = ", ..." if len(left_out) > MAX_LEFT_OUT_LISTED else ""
         logger.warning(reason, len(left_out), len(labels), join_names(left_out[:MAX_LEFT_OUT_LISTED]), more)
     level = logging.INFO if len(labels) <= MAX_DESCRIBED_TASKS else logging.DEBUG
-    return [
-        label.finish(values, where, earlier.get(label.name), level)
-        for label, values in zip(labels, statistics, strict=True)
-        if label.name not in left_out
-    ]
+    kept = [(label, values) for label, values in pairs if label.name not in left_out]
+    return [label.finish(values, where, earlier.get(label.name), level) for label, values in kept]
 
 
 def _can_teach(values: Counts | Moments, is_new: bool) -> bool:

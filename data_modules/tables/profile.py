@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 import polars as pl
 
@@ -73,9 +74,8 @@ class Profile:
     def _may_be_categories(self, numbers: pl.Series) -> bool:
         values = parse_numbers(numbers)
         assert self.counts is not None
-        return bool((values == values.round()).all()) and (
-            self.counts.fewest <= MAX_VALUES_WITH_IDS or has_id_name(self.name)
-        )
+        has_ids = self.counts.fewest <= MAX_VALUES_WITH_IDS or has_id_name(self.name)
+        return has_ids and bool((values == values.round()).all())
 
     def _note_newest(self, dates: pl.Series) -> None:
         newest = dates.max()
@@ -89,9 +89,8 @@ class Profile:
         if self.kind is None and self.counts is not None:
             table = self.counts.table()
             try:
-                inferred = infer_kind(
-                    self.name, table, self.options, lambda wanted: describe_first(self.name, blocks, wanted)
-                )
+                describe = partial(describe_first, self.name, blocks)
+                inferred = infer_kind(self.name, table, self.options, describe)
             except InputError as error:
                 self.problem = str(error)
                 return
@@ -101,10 +100,8 @@ class Profile:
                 self._note_newest(parse_dates(table["value"], self.format))
         if (self.kind == "text" and not self.has_text) or (self.kind == "date" and self.newest is None):
             first = describe_first(self.name, blocks, pl.Series.is_not_null)
-            expected = "text" if self.kind == "text" else "a date"
-            self.problem = (
-                f"{first} is not {expected}, nor is any other cell of the column: choose another kind in data.columns"
-            )
+            expected = f"{'text' if self.kind == 'text' else 'a date'}, nor is any other cell of the column"
+            self.problem = f"{first} is not {expected}: choose another kind in data.columns"
 
     @property
     def used(self) -> bool:

@@ -157,11 +157,8 @@ class RowSource:
         """
         if opened := self.stamps.get(block.file):
             file = Path(block.file)
-            require(
-                file.exists() and stamp(file) == opened,
-                f"{file} was changed, replaced or deleted while it was being read; it must stay as it is until the run "
-                "ends",
-            )
+            changed = f"{file} was changed, replaced or deleted while it was being read"
+            require(file.exists() and stamp(file) == opened, f"{changed}; it must stay as it is until the run ends")
         types: dict[Any, pl.DataType] = {name: self.schema[name] for name in columns}
         numbering = pl.selectors.by_name(ROW, FILE, require_all=False)
         frame = self._collect(block.file, lambda rows: rows.slice(block.start, block.count).select(numbering, *types))
@@ -253,9 +250,8 @@ def check_columns_agree(schemas: Mapping[str, Mapping[str, pl.DataType]], locati
     (first, expected), *others = schemas.items()
     for file, schema in others:
         types = {name: (expected.get(name), schema.get(name)) for name in (*expected, *schema)}
-        differences = [
-            f"{format_value(name)} ({pair[0]} and {pair[1]})" for name, pair in types.items() if not fits(*pair)
-        ]
+        unlike = {name: pair for name, pair in types.items() if not fits(*pair)}
+        differences = [f"{format_value(name)} ({a} and {b})" for name, (a, b) in unlike.items()]
         two, listed = f"{Path(first).name} and {Path(file).name}", ", ".join(differences[:MAX_DIFFERENCES_LISTED])
         require(not differences, f"{location}: its files {two} differ in {listed}")
 

@@ -54,14 +54,12 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
     message = f"{where}: {join_names(unfit)}: constants, dates, lists, identifiers and free text are no labels"
     require(not unfit, "; ".join([message, *problems]))
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
-    task_options = {make_task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
-    formats = {
-        column.name: column.format for column in candidates if column.format and tasks.get(column.name) == "regression"
-    }
-    targets = [
-        task.model_copy(update={"format": formats.get(task.column, "")})
-        for task in TargetOptions.from_tasks(task_options)
-    ]
+    names = {column: re.sub(r"[^\w -]+", "_", column).strip() or "task" for column in tasks}  # accepted everywhere
+    task_options = {names[column]: {"column": column, "kind": kind} for column, kind in tasks.items()}
+    numbers = [column for column in candidates if tasks.get(column.name) == "regression"]
+    formats = {column.name: column.format for column in numbers if column.format}
+    targets = TargetOptions.from_tasks(task_options)
+    targets = [task.model_copy(update={"format": formats.get(task.column, "")}) for task in targets]
     inputs = [column for column in columns if column not in tasks]
     require(bool(inputs), f"{where}: no column is left as input")
     profiles, _, sample = infer(blocks, rows, inputs, targets, where, options)
@@ -71,9 +69,8 @@ def suggest_column_options(path: Path, labels: Sequence[str], name: str, folder:
             logger.warning("%s", profile.problem)
     for advice in [*split_advice(profiles, rows), *list_advice(profiles, sample)]:
         logger.info("%s", advice)
-    return HEAD.format(path=to_flow_yaml(where), folder=folder, name=name) + "".join(
-        yaml_lines(profiles, task_options, formats)
-    )
+    head = HEAD.format(path=to_flow_yaml(where), folder=folder, name=name)
+    return "".join([head, *yaml_lines(profiles, task_options, formats)])
 
 
 def split_advice(columns: Sequence[Profile], rows: int) -> list[str]:
@@ -112,11 +109,6 @@ def infer_task_kind(column: Profile) -> str | None:
         return None
     values = 0 if column.counts is None else len(column.counts.table().drop_nulls("value"))
     return "binary" if values == 2 else "multiclass" if column.kind == "category" else "regression"
-
-
-def make_task_name(column: str) -> str:
-    """Return a name of a task that is accepted everywhere."""
-    return re.sub(r"[^\w -]+", "_", column).strip() or "task"
 
 
 def yaml_lines(columns: Sequence[Profile], tasks: dict[str, Any], formats: dict[str, str]) -> list[str]:

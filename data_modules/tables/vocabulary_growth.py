@@ -56,9 +56,8 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
         table = text_counts([counts[name] for name in names], vocabulary.fold)
         is_new = pl.Series(vocabulary.encode(table["value"]).numpy() == UNKNOWN)
         max_size = options.vocabulary.max_size
-        new = most_frequent(
-            table.filter(is_new), needed, None if max_size is None else max(0, max_size - len(vocabulary.values))
-        )
+        room = None if max_size is None else max(0, max_size - len(vocabulary.values))
+        new = most_frequent(table.filter(is_new), needed, room)
         grown = replace(vocabulary, values=[*vocabulary.values, *new], added=vocabulary.added + len(new))
         after |= dict.fromkeys(names, grown)
         # Known categories stay known, however rare they are in these rows
@@ -73,11 +72,8 @@ def extend_encoder(encoder: TableEncoder, blocks: Blocks, options: TableOptions)
         if isinstance(column, ListColumn):
             max_length = options.of(name).max_length or column.length
             extended[name] = replace(column, length=min(lengths[name], max_length))
-    added = {
-        name: vocabulary.size - before[name].size
-        for name, vocabulary in after.items()
-        if vocabulary.size > before[name].size
-    }
+    sizes = {name: vocabulary.size - before[name].size for name, vocabulary in after.items()}
+    added = {name: size for name, size in sizes.items() if size > 0}
     return replace(encoder, columns_by_name=extended), added
 
 
@@ -97,9 +93,8 @@ def check_kept(encoder: TableEncoder, options: TableOptions, inputs: Collection[
             stated |= {option: getattr(column, option) for option in ("kind", "ids", "separator", "target")}
         read = encoder.columns_by_name.get(name)
         learnt = {"format": column.format} if read is None else read.options  # without a column: of labels
-        differing += [
-            f"columns.{name}.{key}={format_value(value)}" for key, value in stated.items() if value != learnt.get(key)
-        ]
+        other = {key: value for key, value in stated.items() if value != learnt.get(key)}
+        differing += [f"columns.{name}.{key}={format_value(value)}" for key, value in other.items()]
     unlike = "is not as in the run of start_from, whose encoding stays"
     require(not differing, f"data: {join_names(differing)} {unlike}; {ANEW}")
 

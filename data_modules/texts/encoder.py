@@ -138,10 +138,8 @@ def load_pretrained(name: str) -> Encoder:
     if tokenizer is None:
         raise InputError(f"data.tokenizer={name} cannot be read: {problem}. {TOKENIZER_HINT}")
     is_usable = bool(tokenizer.is_fast and tokenizer.pad_token and tokenizer.cls_token)
-    require(
-        is_usable,
-        f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {TOKENIZER_HINT}",
-    )
+    message = f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {TOKENIZER_HINT}"
+    require(is_usable, message)
     return Encoder.of(tokenizer.backend_tokenizer, tokenizer.pad_token, tokenizer.cls_token, name)
 
 
@@ -150,11 +148,8 @@ def _marked(encoding: Any, marks: list[list[int]], max_length: int) -> list[list
     spans = []
     for text, (begin, end) in enumerate(marks):
         tokens = zip(encoding.sequence_ids, encoding.offsets, strict=True)
-        word = [
-            token
-            for token, (sequence, (low, high)) in enumerate(tokens)
-            if sequence == text and low < end and high > begin
-        ]
+        of_text = ((token, ends) for token, (sequence, ends) in enumerate(tokens) if sequence == text)
+        word = [token for token, (low, high) in of_text if low < end and high > begin]
         require(bool(word), f"data.max_length={max_length} cuts off the marked word of a text: increase it")
         spans.append([word[0], word[-1]])
     return spans

@@ -69,9 +69,8 @@ def tokenizer(vocabulary: Sequence[str]) -> Any:
     from tokenizers.processors import BertProcessing
 
     ids = {token: index for index, token in enumerate(vocabulary)}
-    model = WordPiece(
-        ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX, max_input_chars_per_word=MAX_WORD_LETTERS
-    )
+    options = {"continuing_subword_prefix": PREFIX, "max_input_chars_per_word": MAX_WORD_LETTERS}
+    model = WordPiece(ids, unk_token=SPECIAL[1], **options)
     bert = Tokenizer(model)
     bert.add_special_tokens(list(SPECIAL))
     bert.normalizer, bert.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()

@@ -38,9 +38,8 @@ def read_table(file: Path) -> pl.DataFrame:
 def matrix(table: pl.DataFrame, quantity: str, tasks: Sequence[str]) -> np.ndarray:
     """Return the means over the training ``[T, T]`` of a quantity of all layers; NaN where it is never defined."""
     values = table.filter(pl.col("quantity") == quantity, pl.col("layer") == "all", pl.col("value").is_finite())
-    means = {
-        (task, other): value for task, other, value in values.group_by("task", "other").agg(pl.mean("value")).rows()
-    }
+    rows = values.group_by("task", "other").agg(pl.mean("value")).rows()
+    means = {(task, other): value for task, other, value in rows}
     return np.array([[means.get((task, other), np.nan) for other in tasks] for task in tasks], float)
 
 

@@ -115,9 +115,8 @@ def compare_selections(routing: Routing, ground_truth: Mapping[str, Tensor]) -> 
     values: dict[str, Tensor] = {}
     if "true_experts" in ground_truth:
         true = ground_truth["true_experts"].to(routing.weights.device)
-        values["true_experts_found"] = float64_if_supported(
-            heaviest_experts(routing.weights, len(true))[..., true].sum(-1)
-        ).mean()
+        hits = heaviest_experts(routing.weights, len(true))[..., true].sum(-1)
+        values["true_experts_found"] = float64_if_supported(hits).mean()
     if "task_group" in ground_truth:
         selected = selected_experts(routing)
         values |= jaccard_by_group(selected, ground_truth["task_group"])

@@ -96,11 +96,8 @@ class Report:
         """Return the statistics of each layer over all tasks and experts."""
         if self.connections:
             return describe(list(self.connections.values()))
-        return {
-            f"{key}{suffix}": value
-            for suffix, name in self._layers()
-            for key, value in self.tallies[name].values().items()
-        }
+        tallies = [(suffix, self.tallies[name].values()) for suffix, name in self._layers()]
+        return {f"{key}{suffix}": value for suffix, values in tallies for key, value in values.items()}
 
     def binary_after(self, steps: int) -> dict[str, float]:
         """Return, by layer, the share of ``steps`` after which 99 % of its selectors stay one-hot; NaN: not yet."""

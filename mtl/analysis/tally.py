@@ -143,10 +143,8 @@ class History:
         figures = []  # [3] each: binary selectors, unused experts, zero weights
         for routing, idle in zip(routings, (weight <= 0 for weight in weights), strict=True):
             binary = math.nan if routing.selectors is None else binary_share(routing.selectors)
-            unused, unmixed = (
-                float64_if_supported(idle.all(1).sum(-1)).mean(),
-                float64_if_supported(idle.sum((1, 2))).mean(),
-            )
+            counts = idle.all(1).sum(-1), idle.sum((1, 2))
+            unused, unmixed = (float64_if_supported(count).mean() for count in counts)
             figures.append(torch.stack([unused.new_tensor(binary), unused, unmixed]))
         binary, unused, unmixed = (all_reduce_sum(torch.stack(figures).mean(0)) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed

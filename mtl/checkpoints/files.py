@@ -84,9 +84,8 @@ class Checkpoint(dict[str, Any]):
         kinds, calibrations = options_of(Calibration.__init__), dict[str, Calibration]()
         for task, stored in (self.get("calibration") or {}).items():
             location = f"checkpoint {self.path}: calibration.{task}"
-            calibrations[task] = Calibration(
-                **{name: valid(kind, stored.get(name), location) for name, kind in kinds.items()}
-            )
+            values = {name: valid(kind, stored.get(name), location) for name, kind in kinds.items()}
+            calibrations[task] = Calibration(**values)
         return replace(spec, tasks=[replace(task, calibration=calibrations.get(task.name)) for task in spec.tasks])
 
 

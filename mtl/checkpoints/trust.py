@@ -55,9 +55,8 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
         if key[-1] == "_target_" and key[0] not in (*UNBUILT, "paths"):
             check_target(str(key[0]), value, trust, f"{location}: {'.'.join(map(str, key[:-1]))}")
     whole = all(isinstance(config.get(name), Mapping) and "_target_" in config[name] for name in REQUIRED)
-    require(
-        whole, f"{location}: its configuration lacks one of {', '.join(REQUIRED)}; it was not written by this program"
-    )
+    message = f"{location}: its configuration lacks one of {', '.join(REQUIRED)}; it was not written by this program"
+    require(whole, message)
 
 
 def is_installed(section: str, target: Any) -> bool:
@@ -90,9 +89,8 @@ def leaves(
     node: Any, key: tuple[Any, ...] = (), location: str = "the configuration"
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield (key, value) of every leaf of nested dicts and lists; a key is a tuple of names and indices."""
-    require(
-        len(key) <= DEEPEST, f"{location}: {'.'.join(map(str, key[:3]))}... is nested more than {DEEPEST} levels deep"
-    )
+    message = f"{location}: {'.'.join(map(str, key[:3]))}... is nested more than {DEEPEST} levels deep"
+    require(len(key) <= DEEPEST, message)
     if isinstance(node, Mapping):
         children: Any = node.items()
     elif isinstance(node, list | tuple):

@@ -41,9 +41,7 @@ def start_from(network: nn.Module, checkpoint: Checkpoint, same_ids: bool = Fals
     for name in _tables(network) if same_ids else ():
         if name in state and name in network_state:
             state[name] = _with_mean(state[name], network_state[name])
-    fitting = {
-        name: value for name, value in state.items() if name in network_state and _fits(value, network_state[name])
-    }
+    fitting = {name: value for name, value in state.items() if _fits(value, network_state.get(name))}
     if not fitting:
         raise InputError(
             f"start_from={checkpoint.path}: none of its weights fits this network; it has {grouped(state)}, and the "
@@ -56,9 +54,8 @@ def start_from(network: nn.Module, checkpoint: Checkpoint, same_ids: bool = Fals
         "of another shape": [name for name in network_state if name in state and name not in fitting],
     }
     reports = [f"; {reason}: {grouped(names)}" for reason, names in left_out.items() if names]
-    log.info(
-        "start_from=%s: %d of %d tensors are set%s", checkpoint.path, len(fitting), len(network_state), "".join(reports)
-    )
+    counts = len(fitting), len(network_state)
+    log.info("start_from=%s: %d of %d tensors are set%s", checkpoint.path, *counts, "".join(reports))
 
 
 def grouped(names: Iterable[str]) -> str:
@@ -85,5 +82,7 @@ def _with_mean(value: Tensor, target: Tensor) -> Tensor:
     return torch.cat([value, value[1:].mean(0, keepdim=True).expand(len(target) - len(value), -1)])
 
 
-def _fits(value: Tensor, target: Tensor) -> bool:
+def _fits(value: Tensor, target: Tensor | None) -> bool:
+    if target is None:
+        return False
     return value.shape == target.shape and value.is_floating_point() == target.is_floating_point()

@@ -59,11 +59,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         text = _sentence(cause)
         if text:
             return f"error: {text}", 1
-    return (
-        f"error: {type(error).__name__}: {first_line(error)} ({_line_of(error)}). This is a bug in mtl; please "
-        f"report it. {_FULL}",
-        1,
-    )
+    bug = f"This is a bug in mtl; please report it. {_FULL}"
+    return f"error: {type(error).__name__}: {first_line(error)} ({_line_of(error)}). {bug}", 1
 
 
 def _sentence(error: BaseException) -> str | None:

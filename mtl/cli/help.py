@@ -31,12 +31,10 @@ def print_help(usage: str, file: Path, overrides: Sequence[str] = ()) -> None:
     if file.name == "train.yaml":
         lines += ["Choices, as in gate=topk; --config-dir FOLDER adds those of your own:", ""]
         for group, names in groups(conf):
-            lines += textwrap.wrap(
-                f"{group}: {', '.join(names)}", width(), initial_indent="  ", subsequent_indent="      "
-            )
-    chosen = [
-        conf / f"{override.replace('=', '/')}.yaml" for override in overrides if re.fullmatch(r"[\w/]+=\w+", override)
-    ]
+            line = f"{group}: {', '.join(names)}"
+            lines += textwrap.wrap(line, width(), initial_indent="  ", subsequent_indent="      ")
+    choices = [override.replace("=", "/") for override in overrides if re.fullmatch(r"[\w/]+=\w+", override)]
+    chosen = [conf / f"{choice}.yaml" for choice in choices]
     for path in [file, *(path for path in chosen if path.is_file())]:
         lines += [f"Options of {path.relative_to(conf)}, as in NAME=VALUE:", ""]
         first = path.read_text().partition("\n")[0]

@@ -24,13 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="mtl report", description=__doc__)
     of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as for mtl tune"
-    parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help=f"a run, or any folder that contains runs; or {of_study}"
-    )
+    folders = f"a run, or any folder that contains runs; or {of_study}"
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help=folders)
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
-    parser.add_argument(
-        "--baseline", metavar="SETTING", help="the setting to compare with; also shows FLOPs relative to its"
-    )
+    baseline = "the setting to compare with; also shows FLOPs relative to its"
+    parser.add_argument("--baseline", metavar="SETTING", help=baseline)
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
     parser.add_argument("--latex", action="store_true", help="also write summary.tex, with the tables of the report")
     parser.add_argument("--watch", action="store_true", help="follow runs in watch.html until all have ended")
@@ -42,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args = parser.parse_args(arguments)
         for folder in args.folders:
             require(folder.startswith(STUDY_OVERRIDES) or Path(folder).is_dir(), f"{folder}: no such folder")
+        run = Path(args.folders[0]) if len(args.folders) == 1 else None
         if args.watch:
             watch_runs(args.folders)
-            if page := page_after_results(args.folders):
+            if run and (page := page_after_results(run)):
                 return print(f"{page}: the page that the run has written")
-        if not (args.also or args.baseline) and (run := finished_run(args.folders)):
+        if run and not (args.also or args.baseline) and has_finished(run):
             return show_run(run, args.trust, args.curve, args.latex, args.data_dir)
         curves = dict.fromkeys(args.curve, 1)
         compare_runs(args.folders, args.latex, also=args.also, baseline=args.baseline, curves=curves)
@@ -66,22 +65,20 @@ def watch_runs(folders: Sequence[str]) -> None:
         sys.exit(0)
 
 
-def page_after_results(folders: Sequence[str]) -> Path | None:
-    """Return the page of a single run that was written after its results: that of mtl.fit is of rows in memory."""
+def page_after_results(run: Path) -> Path | None:
+    """Return the page of a run that was written after its results: that of mtl.fit is of rows in memory."""
     from mtl.report.page import PAGE
 
-    page, results = (Path(folders[0]) / name for name in (PAGE, RESULTS))
-    are_files = len(folders) == 1 and page.is_file() and results.is_file()
+    page, results = run / PAGE, run / RESULTS
+    are_files = page.is_file() and results.is_file()
     return page if are_files and page.stat().st_mtime >= results.stat().st_mtime else None
 
 
-def finished_run(folders: Sequence[str]) -> Path | None:
-    """Return the folder if there is only one, and it is that of a run that has finished."""
-    if len(folders) != 1 or folders[0].startswith(STUDY_OVERRIDES):
-        return None
+def has_finished(run: Path) -> bool:
+    """Return whether a folder is that of a run that has finished."""
     from mtl.report.runs import read_results
 
-    return Path(folders[0]) if read_results(Path(folders[0]))[0] else None
+    return read_results(run)[0] is not None
 
 
 def show_run(run: Path, trust: Sequence[str], curves: Sequence[str], latex: bool, data_dir: str | None = None) -> None:

@@ -76,9 +76,8 @@ def main(arguments: Sequence[str] | None = None, trial: TrialEnd | None = None) 
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         folders = [override for override in line.overrides if key_of(override) == "paths.run_dir"]
         if line.multirun and folders:
-            sys.exit(
-                f"error: {folders[0]}: each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all"
-            )
+            advice = "each run of a sweep has a folder of its own; hydra.sweep.dir= is that of all"
+            sys.exit(f"error: {folders[0]}: {advice}")
         with opened(line.searched) as hydra:
             if not line.multirun:
                 source = read_start(line.overrides)
@@ -138,10 +137,8 @@ def start(cfg: DictConfig, hydra_cfg: Any, caller: Caller, source: Source) -> fl
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
     overrides = list(hydra_cfg.overrides.task[len(source.overrides) :])
-    local = [
-        override for override in overrides if not is_portable(override) and key_of(override) not in ("ckpt", "evaluate")
-    ]
-    caller = replace(caller, local=local)
+    options = [override for override in overrides if key_of(override) not in ("ckpt", "evaluate")]
+    caller = replace(caller, local=[override for override in options if not is_portable(override)])
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == overrides:
         from mtl.report.runs import finished_results

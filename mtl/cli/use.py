@@ -204,13 +204,10 @@ def compare(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("other", metavar="RUN_B", help="another run, whose network is B")
     rows = "a table with the columns and labels of both; default: what both runs have predicted for their test rows"
     add_table(parser, rows, nargs="?")
-    least = (
-        "difference that would matter, such as 0.01: of an AUROC or accuracy 0.01, of an error 1 %% of A's; default any"
-    )
-    parser.add_argument("--margin", type=float, help=least)
-    parser.add_argument(
-        "--by", metavar="COLUMN", help="also compare the rows of each value of this column of the table"
-    )
+    margin = "such as 0.01: of an AUROC or accuracy 0.01, of an error 1 %% of A's; default any"
+    parser.add_argument("--margin", type=float, help=f"difference that would matter, {margin}")
+    by = "also compare the rows of each value of this column of the table"
+    parser.add_argument("--by", metavar="COLUMN", help=by)
     parser.add_argument("--resamples", type=int, help="of the bootstrap; default 1000, for more than 64 tasks 100")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples; default 0")
     with one_line_errors():

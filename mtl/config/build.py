@@ -194,9 +194,8 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, caller:
     ``checkpoint``: what it starts from.
     """
     caller = caller or Caller()
-    chosen = [
-        _built(cfg, f"callbacks.{name}", Callback) for name, node in cfg.callbacks.items() if "_target_" in (node or ())
-    ]
+    names = [name for name, node in cfg.callbacks.items() if "_target_" in (node or ())]
+    chosen = [_built(cfg, f"callbacks.{name}", Callback) for name in names]
     for callback in chosen:
         if isinstance(callback, LastCheckpoint):
             callback.caller = caller

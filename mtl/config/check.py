@@ -81,9 +81,8 @@ class _Check:
 
     def problems(self, overrides: Sequence[str]) -> Iterator[str]:
         """Yield a sentence for each problem."""
-        references = {
-            name for _, value in _nodes(self.raw) if isinstance(value, str) for name in REFERRED.findall(value)
-        }
+        texts = [value for _, value in _nodes(self.raw) if isinstance(value, str)]
+        references = {name for text in texts for name in REFERRED.findall(text)}
         read = {name.split(".")[0] for name in references}
         for name, value in self.values.items():
             if name in TOP:
@@ -266,9 +265,9 @@ def _too_many_processes(trainer: Any) -> Iterator[str]:
 def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
     """Return ``value`` with ``UnbuiltObject`` in place of each section with ``_target_``."""
     if isinstance(value, dict):
-        return (
-            UnbuiltObject() if "_target_" in value else {key: _described(child, lists) for key, child in value.items()}
-        )
+        if "_target_" in value:
+            return UnbuiltObject()
+        return {key: _described(child, lists) for key, child in value.items()}
     return lists([_described(child, lists) for child in value]) if isinstance(value, list) else value
 
 

@@ -105,9 +105,8 @@ def own_options(file: str, *others: str) -> list[str]:
 
 def split_overrides(overrides: Sequence[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the overrides that set ``options``, and those for runs. The last one of an option counts."""
-    overrides_by_key = {
-        ("~" if override.startswith("~") else "") + key_of(override): override for override in overrides
-    }  # ~x and +x=1 are two
+    # ~x and +x=1 are two
+    overrides_by_key = {("~" if text.startswith("~") else "") + key_of(text): text for text in overrides}
     for key in RUN_FOLDER & overrides_by_key.keys():
         raise InputError(f"{overrides_by_key[key]}: each run has a folder of its own; leave this option out")
     ours = [override for key, override in overrides_by_key.items() if key.split(".")[0] in options or key == BOTH]

@@ -41,12 +41,11 @@ def check_early(cfg: DictConfig) -> None:
     kind = data.get("_target_") if isinstance(data, dict) else None
     if kind not in (TABLE, TEXT):
         return
-    from mtl.data_modules.tables.label_options import LabelOptions, TextTaskOptions, with_kinds
-    from mtl.data_modules.tables.options import Columns
+    from mtl.data_modules.tables.label_options import TextTaskOptions
+    from mtl.data_modules.tables.options import Columns, Tasks
 
-    tasks = data.get("tasks")
-    of_tasks: Any = dict[str, TextTaskOptions] if kind == TEXT else dict[str, LabelOptions]
-    valid(of_tasks | None, with_kinds(tasks), "data.tasks")
+    tasks: Any = data.get("tasks")
+    valid((dict[str, TextTaskOptions] if kind == TEXT else Tasks) | None, tasks, "data.tasks")
     valid(Columns | None, data.get("columns"), "data.columns")
     places = {f"tasks.{name}": task for name, task in (tasks or {}).items()} if kind == TEXT else {"": data}
     for place, section in places.items():

@@ -32,7 +32,9 @@ def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str
     Processes other than rank 0 get a temporary folder.
     """
     if not is_first():
-        return temporary_folder()
+        folder = tempfile.mkdtemp(prefix="mtl-rank-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
     resumed = run_folder(ckpt) if ckpt else None
     return str(resumed) if resumed else new_folder(f"{stem}_{'evaluate' if evaluate else name}"[:200])
 
@@ -41,9 +43,8 @@ def run_folder(checkpoint: str) -> Path | None:
     """Return the run folder that ``checkpoint`` names or lies in, or None."""
     path = Path(unescape_interpolation(str(checkpoint))).absolute()
     folder = path if path.is_dir() else path.parent.parent
-    return (
-        folder if (path.is_dir() or path.parent.name == "checkpoints") and (folder / "config.yaml").is_file() else None
-    )
+    is_named = path.is_dir() or path.parent.name == "checkpoints"
+    return folder if is_named and (folder / "config.yaml").is_file() else None
 
 
 def new_folder(path: str) -> str:
@@ -58,13 +59,6 @@ def new_folder(path: str) -> str:
         else:
             return folder
     raise AssertionError
-
-
-def temporary_folder() -> str:
-    """Return a new temporary folder that is deleted when this process ends."""
-    folder = tempfile.mkdtemp(prefix="mtl-rank-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def default_run_name(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:

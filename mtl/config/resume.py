@@ -41,14 +41,13 @@ MISSING: Any = object()
 
 def stored_overrides(checkpoint: Checkpoint) -> list[str]:
     """Return the overrides of the run of ``checkpoint``. Raises InputError for one that this program never stores."""
-    overrides = (
-        valid(list[Any] | None, checkpoint["config"].get("overrides"), f"checkpoint {checkpoint.path}: overrides") or []
-    )
+    location, stored = f"checkpoint {checkpoint.path}", checkpoint["config"].get("overrides")
+    overrides = valid(list[Any] | None, stored, f"{location}: overrides") or []
     harmful = [override for override in overrides if not isinstance(override, str) or not is_portable(override)]
     require(
         not harmful,
-        f"checkpoint {checkpoint.path} holds the override {str(harmful[:1])[1:81]}, which could name a class, a file "
-        "or a server; this program stores no such overrides, so another one wrote it",
+        f"{location} holds the override {str(harmful[:1])[1:81]}, which could name a class, a file or a server; this "
+        "program stores no such overrides, so another one wrote it",
     )
     return list(overrides)
 
@@ -70,16 +69,10 @@ def use_installed_data(checkpoint: Checkpoint, installed: Mapping[str, str]) -> 
     data = checkpoint["config"].get("data")
     name = installed.get(str(data.get("_target_"))) if isinstance(data, Mapping) else None
     if name is not None:
-        installed_choices = {f"data={other}" for other in installed.values()}
-        user_choices = [
-            override
-            for override in stored_overrides(checkpoint)
-            if key_of(override) == "data" and override not in installed_choices
-        ]
-        overrides = checkpoint["config"].get("overrides") or []
-        checkpoint["config"]["overrides"] = [
-            f"data={name}" if override in user_choices else override for override in overrides
-        ]
+        choices = {f"data={other}" for other in installed.values()}
+        overrides = stored_overrides(checkpoint)
+        users = [text for text in overrides if key_of(text) == "data" and text not in choices]
+        checkpoint["config"]["overrides"] = [f"data={name}" if text in users else text for text in overrides]
 
 
 def resumed_config(

@@ -65,10 +65,8 @@ class StackedConv(Experts):
             self.paddings.append(padding)
             channels = out
             height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
-            require(
-                height >= 1 and width >= 1,
-                f"convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
-            )
+            message = f"convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer"
+            require(height >= 1 and width >= 1, message)
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim
 
@@ -92,9 +90,8 @@ class StackedConv(Experts):
         # times [I k k, E O]; convolutions with few channels would take longer
         weight, bias = (torch.stack([kernels[e][0][part] for e in subset]) for part in (0, 1))
         size, padding = weight.shape[-1], self.paddings[0]
-        patches = (
-            F.pad(matching(x, weight), [padding] * 4).unfold(2, size, 1).unfold(3, size, 1)
-        )  # [B, I, H', W', k, k]
+        padded = F.pad(matching(x, weight), [padding] * 4)
+        patches = padded.unfold(2, size, 1).unfold(3, size, 1)  # [B, I, H', W', k, k]
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)
         x = F.linear(patches, weight.flatten(2).flatten(0, 1), bias.flatten()).movedim(-1, 1)
         parts = self.pooled(x, self.pools[0]).chunk(len(subset), 1)

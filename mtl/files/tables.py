@@ -69,9 +69,8 @@ class Table:
         """Return a table of the first columns, at most ``width`` characters, with a note that names the others."""
         num_columns = max(2, sum(end <= width for end in self._ends()))
         notes = [*self.notes, *(f"Not shown here: {', '.join(left)}." for left in [self.header[num_columns:]] if left)]
-        return replace(
-            self, header=self.header[:num_columns], rows=[row[:num_columns] for row in self.rows], notes=notes
-        )
+        header, rows = self.header[:num_columns], [row[:num_columns] for row in self.rows]
+        return replace(self, header=header, rows=rows, notes=notes)
 
     def _ends(self) -> list[int]:
         """Return how far each column reaches, if long names in the first one take several lines."""

@@ -100,9 +100,8 @@ class Gate(KeepsBufferPrecision):
         """Return the sizes and the options of the class, as ``print(gate)`` shows them."""
         sizes = {"tasks": self.num_tasks, "experts": self.num_experts}
         options = {name: vars(self)[name] for name in inspect.signature(type(self)).parameters if name in vars(self)}
-        options = {
-            name: value for name, value in options.items() if name not in ("num_tasks", "num_experts", "input_dim")
-        }
+        of_place = ("num_tasks", "num_experts", "input_dim")
+        options = {name: value for name, value in options.items() if name not in of_place}
         return ", ".join(f"{name}={value!r}" for name, value in {**sizes, **options}.items())
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
@@ -194,7 +193,5 @@ def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
 
 def check_k(k: int, num_experts: int) -> None:
     """Raise InputError unless ``k <= num_experts``."""
-    require(
-        k <= num_experts,
-        f"k={k}: cannot select {k} of {num_experts} experts; accepted: 1 to {num_experts} (or raise num_experts)",
-    )
+    message = f"k={k}: cannot select {k} of {num_experts} experts; accepted: 1 to {num_experts} (or raise num_experts)"
+    require(k <= num_experts, message)

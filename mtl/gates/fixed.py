@@ -66,11 +66,8 @@ class FixedGate(Gate):
             table[:, 0] = 1
         elif pattern == "none":
             block = self.num_experts // self.num_gates
-            require(
-                block >= 1,
-                f"pattern=none: {self.num_gates} tasks cannot have experts of their own among {self.num_experts}; "
-                f"set network.num_experts to {self.num_gates} or more",
-            )
+            few = f"{self.num_gates} tasks cannot have experts of their own among {self.num_experts}"
+            require(block >= 1, f"pattern=none: {few}; set network.num_experts to {self.num_gates} or more")
             for task, row in enumerate(table):
                 row[task * block : (task + 1) * block] = 1
         else:

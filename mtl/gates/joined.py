@@ -48,9 +48,8 @@ class JoinedGates(Gate):
             return 1.0
         parts = zip(gates, selectors.split([gate.num_tasks for gate in gates], -3), strict=True)
         products = [sum(p.numel() for p in gate.parameters()) for gate in gates]
-        return sum(n * gate.active_fraction(part) for n, (gate, part) in zip(products, parts, strict=True)) / sum(
-            products
-        )
+        active = (n * gate.active_fraction(part) for n, (gate, part) in zip(products, parts, strict=True))
+        return sum(active) / sum(products)
 
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         owned: dict[nn.Parameter, Sequence[int]] = {}

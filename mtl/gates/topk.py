@@ -66,16 +66,12 @@ class TopKGate(AdaptiveGate):
             "balance": balance_weight,
             "z": z_weight,
         }
-        require(
-            load_weight == 0 or noisy,
-            f"load_weight={load_weight}: the load loss needs noise; set noisy=true, or load_weight=0",
-        )
+        message = f"load_weight={load_weight}: the load loss needs noise; set noisy=true, or load_weight=0"
+        require(load_weight == 0 or noisy, message)
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; normalize=before does")
-        require(
-            bias_rate == 0 or (load_weight == 0 and input_dim is not None),
-            f"bias_rate={bias_rate}: needs a gate that depends on the example, and load_weight=0",
-        )
+        message = f"bias_rate={bias_rate}: needs a gate that depends on the example, and load_weight=0"
+        require(bias_rate == 0 or (load_weight == 0 and input_dim is not None), message)
         self.k, self.noisy, self.normalize, self.scores, self.bias_rate = k, noisy, normalize, scores, bias_rate
         self.expert_bias: Tensor | None
         self.register_buffer("expert_bias", torch.zeros(self.num_gates, num_experts) if bias_rate else None)

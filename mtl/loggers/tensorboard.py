@@ -56,10 +56,8 @@ class TensorBoardLog(RunLogger, TensorBoardLogger):
         if self.config is None or "test/loss" not in metrics:
             return
         test = {name.removeprefix("test/"): float(value) for name, value in metrics.items() if name.startswith("test/")}
-        table = Table(
-            ["test", "value"], [[name, number(None if isnan(value) else value)] for name, value in test.items()]
-        )
-        self.log_markdown("test", table.markdown())
+        rows = [[name, number(None if isnan(value) else value)] for name, value in test.items()]
+        self.log_markdown("test", Table(["test", "value"], rows).markdown())
         if not self.config.get("evaluate"):
             # Without the first summary, which TensorBoard would take for those of all runs, what differs comes first
             _, *session = hparams(compared(self.config), {})

@@ -49,9 +49,8 @@ class AITM(Heads):
         tasks_by_name = {task.name: task for task in tasks}
         later = [task for task in tasks if task.after in tasks_by_name]
         require(bool(later), "AITM needs a task after another: give one, as data.tasks.purchase.after=click")
-        self.order = sorted(
-            (task.name for task in later), key=lambda name: len(chain(tasks_by_name[name], tasks_by_name))
-        )
+        later.sort(key=lambda task: len(chain(task, tasks_by_name)))
+        self.order = [task.name for task in later]
         self.transfers = nn.ModuleList(Transfer(self.hidden.output_dim) for _ in self.order)
 
     def features(self, x: Tensor, task_ids: Sequence[int]) -> Tensor:

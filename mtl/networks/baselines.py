@@ -52,9 +52,8 @@ class Grouped(MultiTaskNetwork):
         tasks_by_name = {task.name: task for task in spec.tasks}
         groups = [list(tasks_by_name)] if groups is None else groups
         fits = sorted(name for group in groups for name in group) == sorted(tasks_by_name)
-        require(
-            fits, f"groups={[list(group) for group in groups]}: must contain each task once: {', '.join(tasks_by_name)}"
-        )
+        message = f"groups={[list(group) for group in groups]}: must contain each task once: {', '.join(tasks_by_name)}"
+        require(fits, message)
         parts = [replace(spec, tasks=[tasks_by_name[name] for name in group]) for group in groups]
         self.networks = nn.ModuleList(SharedBottom(part, bottom, experts, heads) for part in parts)
         self.groups = [list(group) for group in groups]

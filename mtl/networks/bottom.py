@@ -151,9 +151,8 @@ class TabularBottom(nn.Module):
             else:
                 texts = "; texts need network=transformer or bottom=text" if isinstance(spec, Tokens) else ""
                 kind = type(spec).__name__
-                raise InputError(
-                    f"input {name!r} is {kind}: this network takes Categorical, Bag and Numeric inputs{texts}"
-                )
+                accepted = f"this network takes Categorical, Bag and Numeric inputs{texts}"
+                raise InputError(f"input {name!r} is {kind}: {accepted}")
 
     def extra_repr(self) -> str:
         """Return the number of inputs of each kind and the width of the result, as ``print`` shows them."""

@@ -59,11 +59,8 @@ class Convolutions(Component):
             parts.append(nn.ReLU())
             height, width = ((s + 2 * p - k) // step + 1 for s, p, k in zip((height, width), pad, size, strict=True))
             in_channels = channels
-        require(
-            height >= 1 and width >= 1,
-            f"Convolutions: input {input_dim} (channels, height, width) is too small for kernels {list(kernels)} with "
-            f"stride {stride}; use smaller ones or same=true",
-        )
+        small = f"is too small for kernels {list(kernels)} with stride {stride}; use smaller ones or same=true"
+        require(height >= 1 and width >= 1, f"Convolutions: input {input_dim} (channels, height, width) {small}")
         self.body = nn.Sequential(*parts)
         self.output_dim = (channels, height, width)
         self.kind = "-".join(f"{size[0]}x{size[1]}" for size in sizes)

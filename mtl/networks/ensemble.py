@@ -48,9 +48,8 @@ class Ensemble(MultiTaskNetwork):
                 member.bottom = Features(self.bottom.output_dim)
         self.members = nn.ModuleList(members)
         spans = [task.name for task in self.tasks if task.kind == "span"]
-        require(
-            not spans, f"ensemble={len(members)}: there are no ensembles for tasks of kind span: {', '.join(spans)}"
-        )
+        message = f"ensemble={len(members)}: there are no ensembles for tasks of kind span: {', '.join(spans)}"
+        require(not spans, message)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""

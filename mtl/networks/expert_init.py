@@ -59,11 +59,8 @@ def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> 
     rest = order[shared:]
     dealt = [torch.cat([order[:shared], rest[expert::num_experts]])[:width] for expert in range(num_experts)]
     short = min(map(len, dealt))
-    require(
-        short == width,
-        f"experts.width={width} is too large: {len(order)} neurons with {shared} shared give {num_experts} experts "
-        f"{short} each",
-    )
+    most = f"{len(order)} neurons with {shared} shared give {num_experts} experts {short} each"
+    require(short == width, f"experts.width={width} is too large: {most}")
     return torch.stack(dealt)
 
 
@@ -94,7 +91,6 @@ def read_neuron_scores(path: str | None, depth: int, width: int) -> Tensor:
     except Exception as error:  # whatever a missing, damaged or foreign file makes torch raise
         raise InputError(f"network.neuron_scores={path}: {first_line(error)}; {how}") from error
     fits = shape == [depth, width]
-    require(
-        fits, f"network.neuron_scores={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons"
-    )
+    message = f"network.neuron_scores={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons"
+    require(fits, message)
     return scores

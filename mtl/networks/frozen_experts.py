@@ -82,9 +82,8 @@ class FrozenExpertsMoE(MMoE):
     ) -> None:
         has_experts, vectors = "expert_weight" in spec.ground_truth, "unit_weight" in spec.ground_truth
         require(has_experts, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
-        require(
-            vectors or not true_unit, "network.true_unit=true needs data with a logistic unit: data.design=published"
-        )
+        message = "network.true_unit=true needs data with a logistic unit: data.design=published"
+        require(vectors or not true_unit, message)
         experts = FrozenExperts(spec.ground_truth["expert_weight"], summed=not vectors)
         parts = (TabularBottom, lambda **sizes: experts, gate, Heads if vectors else LogisticHeads)
         options: dict[str, Any] = {"static_gate": True, "execution": "dense", "permutation": permutation}

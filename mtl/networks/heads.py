@@ -72,9 +72,8 @@ class Heads(nn.Module):
     def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         """Return all parameters, each with the indices of the tasks that its rows belong to."""
         parameters: dict[nn.Parameter, Sequence[int]] = dict.fromkeys(self.parameters(), range(len(self.tasks)))
-        return parameters | {
-            p: self.members[int(width)] for width, part in self.output.items() for p in part.parameters()
-        }
+        parts = ((self.members[int(width)], part) for width, part in self.output.items())
+        return parameters | {parameter: members for members, part in parts for parameter in part.parameters()}
 
     @torch.no_grad()
     def only(self, task: int) -> Heads:

@@ -51,10 +51,8 @@ class PLE(LeveledNetwork):
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__(spec, bottom)
-        require(
-            num_task_experts <= num_experts,
-            f"num_task_experts={num_task_experts}: must be at most num_experts={num_experts}",
-        )
+        message = f"num_task_experts={num_task_experts}: must be at most num_experts={num_experts}"
+        require(num_task_experts <= num_experts, message)
         require(
             num_levels == 1 or 0 < num_task_experts < num_experts,
             f"num_task_experts={num_task_experts}: a task sees {num_experts} experts (num_experts); with "

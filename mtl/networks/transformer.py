@@ -119,10 +119,8 @@ class Transformer(MultiTaskNetwork):
         model = encoder(pretrained, config, tokens.vocab, dropout, load_pretrained)
         size, depth = model.config.hidden_size, model.config.num_hidden_layers
         longest = model.config.max_position_embeddings
-        require(
-            tokens.length <= longest,
-            f"data.max_length={tokens.length}: this encoder reads at most {longest} tokens",
-        )
+        message = f"data.max_length={tokens.length}: this encoder reads at most {longest} tokens"
+        require(tokens.length <= longest, message)
         mixture_layers = range(depth) if mixture_layers is None else mixture_layers
         outside = [layer for layer in mixture_layers if not 0 <= layer < depth]
         require(not outside, f"network.mixture_layers={outside}: the layers of this encoder are 0 to {depth - 1}")
@@ -146,13 +144,10 @@ class Transformer(MultiTaskNetwork):
             built = experts(num_experts=num_experts, input_dim=size)
             gates = separate_gates(gate, names, num_experts, size, ids)
             reader = next((part for part in gates.modules() if isinstance(part, Gate) and part.reads_inputs), None)
-            require(
-                reader is None or not self.by_sentence,
-                f"network.route=sentence: {type(reader).__name__} routes each token by its id; use network.route=token",
-            )
-            mixture = MixtureOfExperts(
-                size, len(names), num_experts, gates, built, permutation=permutation, execution=execution
-            )
+            by_token = f"{type(reader).__name__} routes each token by its id; use network.route=token"
+            require(reader is None or not self.by_sentence, f"network.route=sentence: {by_token}")
+            sizes = size, len(names), num_experts
+            mixture = MixtureOfExperts(*sizes, gates, built, permutation=permutation, execution=execution)
             if load_pretrained:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
                 built.load_state_dict(self.expert_init.weights(index, built, weights))
@@ -160,9 +155,8 @@ class Transformer(MultiTaskNetwork):
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
         widths = {task.name: size * (3 if task.marked else 1) for task in self.tasks}
-        self.heads = HeadPerTask(
-            {task.name: heads(tasks=[outputs(task)], input_dim=widths[task.name]) for task in self.tasks}
-        )
+        of_tasks = {task.name: heads(tasks=[outputs(task)], input_dim=widths[task.name]) for task in self.tasks}
+        self.heads = HeadPerTask(of_tasks)
         for name, parameter in self.heads.named_parameters():
             if name.endswith("weight"):
                 nn.init.normal_(parameter, std=HEAD_STD)
@@ -196,14 +190,10 @@ class Transformer(MultiTaskNetwork):
             nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
             return (nothing,), packing, {}
         ids = packing.pack(inputs["tokens"]).long()
-        segments = (
-            packing.pack(inputs["segments"]).long()[None] if "segments" in inputs else torch.zeros_like(ids)[None]
-        )
-        x = self.project(self.embeddings(ids[None], segments, packing.position[None]))[0]  # [N, D]
-        padded = x.new_empty(()).expand(*packing.shape, x.shape[-1])
-        mask = create_bidirectional_mask(
-            config=self.attention_config, inputs_embeds=padded, attention_mask=packing.mask.long()
-        )
+        segments = packing.pack(inputs["segments"]).long() if "segments" in inputs else torch.zeros_like(ids)
+        x = self.project(self.embeddings(ids[None], segments[None], packing.position[None]))[0]  # [N, D]
+        padded, real = x.new_empty(()).expand(*packing.shape, x.shape[-1]), packing.mask.long()
+        mask = create_bidirectional_mask(config=self.attention_config, inputs_embeds=padded, attention_mask=real)
         hidden, routings = [x], {}
         for index, layer in enumerate(self.layers):
             x, routing = layer(x, mask, packing, ids, tasks, self.by_sentence)
@@ -238,11 +228,8 @@ class Transformer(MultiTaskNetwork):
         layers: Any = self.layers
         for index, layer in enumerate(layers):
             prefix = f"layers.{index}."
-            dense = {
-                name.removeprefix(f"{prefix}dense."): state.pop(name)
-                for name in [*state]
-                if name.startswith(f"{prefix}dense.")
-            }
+            names = [name for name in state if name.startswith(f"{prefix}dense.")]
+            dense = {name.removeprefix(f"{prefix}dense."): state.pop(name) for name in names}
             if layer.mixture is None or not dense:
                 state |= {f"{prefix}dense.{name}": value for name, value in dense.items()}
                 continue

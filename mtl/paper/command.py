@@ -58,11 +58,9 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], command_overri
     with working(folder, cfg.show and not cfg.storage), ExitStack() as stack:
         worker = _Worker(paper, folder, cfg, firsts, searched and stack.enter_context(opened(cfg.storage, folder)))
         if not cfg.show:
-            steps = [
-                (rows, is_search)
-                for stage in stages
-                for rows, is_search in (([row for row in stage if row in searched], True), (stage, False))
-            ]
+            steps = list[tuple[list[Row], bool]]()
+            for stage in stages:
+                steps += [([row for row in stage if row in searched], True), (stage, False)]
             left = sum(len(rows) * worker.count(is_search) for rows, is_search in steps)
             for rows, is_search in steps:
                 left -= len(rows) * worker.count(is_search)
@@ -115,11 +113,10 @@ class _Worker:
 
     def trials_of(self, group: Part) -> Trials | None:
         """Return the trials of the searches in a group; None if no search has begun."""
-        studies = {
-            row.method.name: (study, self.folder / self.paper.search(row).label)
-            for row in self.paper.rows_of(group)
-            if (study := self.study_of(row)) and study.get_trials(deepcopy=False)
-        }
+        studies = {}
+        for row in self.paper.rows_of(group):
+            if (study := self.study_of(row)) and study.get_trials(deepcopy=False):
+                studies[row.method.name] = study, self.folder / self.paper.search(row).label
         if not studies:
             return None
         from mtl.tune.trials import read_trials
@@ -149,10 +146,9 @@ class _Worker:
 
     def _rank(self, source: JobList, first: DictConfig) -> None:
         """Write the scores of the neurons, if missing, of each dense run that the jobs split into experts."""
-        overrides = [override for number in range(source.count) for override in source.overrides(number)]
-        for file in {
-            Path(override.partition("=")[2].strip("'")) for override in overrides if override.startswith(NEURON_SCORES)
-        }:
+        overrides = {override for number in range(source.count) for override in source.overrides(number)}
+        for override in (override for override in overrides if override.startswith(NEURON_SCORES)):
+            file = Path(override.partition("=")[2].strip("'"))
             if (file.parent / RESULTS).exists() and not file.exists():
                 from mtl.use.neurons import write_neuron_scores  # takes seconds, and few tables need it
 

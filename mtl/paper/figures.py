@@ -33,9 +33,8 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
             names[name] = axes.errorbar(*zip(*line, strict=True), **style)
         if column in figure.random:
             measured = {x for line in lines.values() for x, _, _ in line}
-            points = [
-                (at, value) for key, at in figure.at.items() if at in measured and (value := _random(groups.get(key)))
-            ]
+            places = [(at, _random(groups.get(key))) for key, at in figure.at.items() if at in measured]
+            points = [(at, value) for at, value in places if value]
             if points:
                 [names["random selection"]] = axes.plot(*zip(*sorted(points), strict=True), color="0.5", linestyle=":")
         axes.set(xlabel=figure.label, ylabel=column, xticks=sorted(figure.at.values()))

@@ -71,9 +71,8 @@ def write(
             kept[group.name] = Section(group.name, figures=pictures_of(runs, paper.file.curves, pictures)[0])
         if trials := searches.get(group.key):
             searched = section_of_trials(trials, f"{group.name}: search", best=best or BEST_TRIALS_FRACTION, curves={})
-            kept[searched.title] = replace(
-                searched, comparison=None, costs=None, tables=searched.tables[1 if best else 0 :]
-            )
+            tables = searched.tables[1 if best else 0 :]
+            kept[searched.title] = replace(searched, comparison=None, costs=None, tables=tables)
     drawn = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
     kept |= {"Figures": Section("Figures", figures=drawn)} if drawn else {}
     table = runs_table(paper, groups, {} if best else chosen, folder, changed)
@@ -142,10 +141,8 @@ class Report:
             seconds = self.runs.select((pl.col("epochs") * pl.col("seconds_per_epoch")).sum()).item()
             provenance.append(f"{len(self.runs)} runs, {seconds / 3600:.1f} hours of training in all")
         provenance.append(f"Settings, claims and published numbers: conf/paper/{key}.yaml")
-        counts = [(verdict, verdicts.count(verdict)) for verdict in _DECISIVE if verdict in verdicts]
-        counted = ", ".join(
-            f"{count} {'hold' if verdict == 'holds' and count > 1 else verdict}" for verdict, count in counts
-        )
+        counts = {verdict: verdicts.count(verdict) for verdict in _DECISIVE if verdict in verdicts}
+        counted = ", ".join(f"{n} {'hold' if text == 'holds' and n > 1 else text}" for text, n in counts.items())
         lead: list[list[str | Link]] = [[*setup, f"Scale {scale}: {self.paper.scale.note}."]]
         if verdicts:
             rules = Link("Rules", RULES) if (folder / RULES).exists() else f"Rules: benchmarks/accuracy/{RULES}"
@@ -156,16 +153,13 @@ class Report:
 
 
 def report_of(
-    paper: Paper,
-    text: str,
-    kept: Kept,
-    searches: Mapping[str, Trials],
-    stored: Mapping[str, Judgement] | None = None,
+    paper: Paper, text: str, kept: Kept, searches: Mapping[str, Trials], stored: Mapping[str, Judgement] | None = None
 ) -> Report:
     """Return what the runs in a CSV file with this ``text`` tell; ``searches`` and ``stored``: as in ``judged``."""
     table = pl.read_csv(StringIO(text), infer_schema_length=None) if text.strip() else pl.DataFrame()
     groups = groups_of(table)
-    joints = joints_of(paper, groups)
+    joint_tables = {key: joint_runs(joint, groups, paper.methods) for key, joint in paper.file.tables.items()}
+    joints = {key: runs for key, runs in joint_tables.items() if runs}
     judgements = judged(paper, groups | joints, searches, stored or {})
     ordered = [judgement for verdict in _DECISIVE for judgement in judgements if judgement.verdict == verdict]
     rows = [[judgement.claim.text, _marked(judgement.verdict), judgement.reason] for judgement in ordered]
@@ -202,12 +196,6 @@ def groups_of(table: pl.DataFrame) -> dict[str, Runs]:
     }
 
 
-def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
-    """Return the runs of the joint tables that have any."""
-    tables = {key: joint_runs(joint, groups, paper.methods) for key, joint in paper.file.tables.items()}
-    return {key: runs for key, runs in tables.items() if runs}
-
-
 def judged(
     paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials], stored: Mapping[str, Judgement]
 ) -> list[Judgement]:
@@ -240,20 +228,15 @@ def runs_table(
     """Return the runs of all groups, with their paths below ``folder``; further arguments as for ``write``."""
     tables = []
     for key, runs in groups.items():
-        overrides = {method.name: chosen[key, method.key] for method in paper.methods if (key, method.key) in chosen}
-        texts = {
-            name: f"{' '.join(trial_overrides)} (trial {number} of the search)"
-            for name, (trial_overrides, number) in overrides.items()
-            if trial_overrides
-        }
+        texts = dict[str, str]()
+        for method in paper.methods:
+            overrides, number = chosen.get((key, method.key), ([], 0))
+            texts |= {method.name: f"{' '.join(overrides)} (trial {number} of the search)"} if overrides else {}
         path = pl.col("run", "reason").str.replace_all(f"{folder.absolute()}/", "", literal=True)
         path = path.str.replace_all(f"{folder}/", "", literal=True)
         columns = [pl.lit(key).alias("group"), path, pl.exclude("run", "reason")]
-        columns += (
-            [pl.col("setting").replace_strict(texts, default=None, return_dtype=pl.String).alias(CHOSEN)]
-            if texts
-            else []
-        )
+        setting = pl.col("setting").replace_strict(texts, default=None, return_dtype=pl.String)
+        columns += [setting.alias(CHOSEN)] if texts else []
         columns += [pl.lit(shlex.join(changed)).alias(OVERRIDES)] if changed else []
         tables.append(runs.table.with_columns(pl.col("run", "reason").cast(pl.String)).select(columns))
     return pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
@@ -264,10 +247,9 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     named: dict[Path, tuple[str, int | None]] = {}
     for row in paper.rows_of(group):
         label = paper.setting(row, *chosen[row.key]).label
-        planned = {
-            run_folder(folder, label, n): (row.method.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)
-        }
-        named |= {path: name for path, name in planned.items() if path.exists()}
+        for number in range(paper.scale.seeds or 0):
+            if (path := run_folder(folder, label, number)).exists():
+                named[path] = row.method.name, paper.file.seed + number
     return read_named_runs(named, "gate") if named else None
 
 
@@ -280,24 +262,17 @@ def pairs_of(trials: Trials, method: str, column: str) -> TrialValues:
 def section(paper: Paper, group: Part, runs: Runs) -> Section:
     """Return the section on one table."""
     theirs = paper.published().get(group.key, {})
-    published: Published = {
-        method.name: theirs[method.key]
-        for method in paper.methods
-        if method.key in theirs and method.name in runs.table["setting"]
-    }
+    methods = [method for method in paper.methods if method.name in runs.table["setting"]]
+    published: Published = {method.name: theirs[method.key] for method in methods if method.key in theirs}
     measured = [method for method in paper.methods if any(runs.values(method.name, FLOPS).values())]
     baseline = next((method.name for method in measured if method.key == paper.file.baseline), None)
-    columns, unit = (
-        [name for name in paper.file.columns if name in runs.table.columns],
-        "trials" if paper.scale.best else "seeds",
-    )
+    columns = [name for name in paper.file.columns if name in runs.table.columns]
+    unit = "trials" if paper.scale.best else "seeds"
     table_section = section_of(runs, group.name, columns=columns, published=published, baseline=baseline, unit=unit)
     lines = []
     if CHOSEN in runs.table.columns:
-        lines = [
-            ": ".join(row)
-            for row in runs.table.select("setting", CHOSEN).unique(maintain_order=True).drop_nulls().rows()
-        ]
+        choices = runs.table.select("setting", CHOSEN).unique(maintain_order=True).drop_nulls()
+        lines = [": ".join(row) for row in choices.rows()]
     planned, done = len(paper.rows_of(group)) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
     lines += [f"{done} of {planned} runs have been done so far."] if done < planned else []
     return replace(table_section, notes=[*table_section.notes, *lines])

@@ -65,15 +65,11 @@ def judge(
     """
     method_values = values.get(claim.method, {})
     others = [*claim.than, *([claim.other] if claim.other else [])]
-    if not others:
-        verdicts = [_bounded(claim, method_values, overlap)]
-    else:
-        verdicts = [
-            _compared(claim, method_values, values.get(other, {}), names.get(other, other.replace("/", " ")), overlap)
-            for other in others
-        ]
-    order = list(ClaimStatus)
-    verdict, reasons = max((verdict for verdict, _ in verdicts), key=order.index), [reason for _, reason in verdicts]
+    verdicts = [] if others else [_bounded(claim, method_values, overlap)]
+    for other in others:
+        name = names.get(other, other.replace("/", " "))
+        verdicts.append(_compared(claim, method_values, values.get(other, {}), name, overlap))
+    verdict, reasons = _last(verdicts)
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}
     if claim.binary:
         reasons += [f"{share:.0%} of the selectors of {names[key]} are binary" for key, share in shares.items()]
@@ -117,14 +113,13 @@ def _compared(claim: Claim, values: Values, others: Values, name: str, overlap: 
     reason = f"{_change(delta, theirs)} against {name}{missing}"
     if by < 0:  # the claim is only that the method is not worse than so
         delta, reason = short, f"{reason}; {_change(short, theirs)} against {-by:.1%} worse"
-    verdict = None
     if delta.verdict() == Verdict.WORSE:
         verdict = ClaimStatus.CONTRADICTED
     elif by > 0 and short.verdict() == Verdict.WORSE:
         verdict, reason = ClaimStatus.CONTRADICTED, f"{reason}; {_change(short, theirs)} against the claimed {by:.0%}"
     elif delta.verdict() == Verdict.BETTER:
         verdict = ClaimStatus.HOLDS
-    if verdict is None:
+    else:
         return ClaimStatus.UNDECIDED, f"{reason}; {required_seeds(delta.mean, delta.std, overlap)}"
     # The runs that have a value are the better ones of their method
     biased = mine.undefined if verdict == ClaimStatus.HOLDS else theirs.undefined
@@ -157,13 +152,16 @@ def judge_search(claim: Claim, trials: Mapping[str, TrialValues], names: Mapping
 
     ``trials``: by the key of the method; ``names``: of the methods; ``higher``: whether higher values are better.
     """
-    verdicts = [
-        _compared_searches(claim.times or 1.0, trials.get(claim.method, []), trials.get(key, []), names[key], higher)
-        for key in claim.than
-    ]
+    mine, times = trials.get(claim.method, []), claim.times or 1.0
+    verdicts = [_compared_searches(times, mine, trials.get(key, []), names[key], higher) for key in claim.than]
+    verdict, reasons = _last(verdicts)
+    return Judgement(claim, verdict, "; ".join(reasons))
+
+
+def _last(verdicts: Sequence[tuple[ClaimStatus, str]]) -> tuple[ClaimStatus, list[str]]:
+    """Return the verdict of several comparisons, see ``ClaimStatus``, and all reasons."""
     order = list(ClaimStatus)
-    verdict = max((verdict for verdict, _ in verdicts), key=order.index)
-    return Judgement(claim, verdict, "; ".join(reason for _, reason in verdicts))
+    return max((verdict for verdict, _ in verdicts), key=order.index), [reason for _, reason in verdicts]
 
 
 def _compared_searches(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtl.checks import join_names
+from mtl.checks import join_names, join_some
 from mtl.files.formatting import number
 from mtl.predictions import class_names
 from mtl.training.labeled_predictions import LabeledPredictions
@@ -16,7 +16,6 @@ from mtl.types import TaskSpec
 
 MIN_RELATIVE_RISE = 0.05  # relative to the loss of the best epoch: a smaller rise may be noise
 MIN_VALIDATIONS_SINCE_BEST = 3  # validations after the best epoch that tell a rise from noise
-MAX_TASKS_NAMED = 3  # tasks of a sentence
 MIN_SKILL = 0.01  # of the way from a constant prediction to a perfect one: less is none
 MAX_PARAMETERS_PER_ROW = 1000  # of a network, besides embeddings: larger ones were no better, see docs/training.md
 Progress = Mapping[str, Mapping[str, float]]  # of each task, see EpochReport
@@ -67,12 +66,8 @@ def _over_fitting(record: Mapping[str, Any], progress: Progress) -> list[str]:
 
 
 def _other_epochs(measured: Measurements, progress: Progress) -> list[str]:
-    tested = {task: measured.value(task, "loss", "val") for task in progress}
-    worse = {
-        task: (progress[task]["val"], loss)
-        for task, loss in tested.items()
-        if loss is not None and _rises(loss, progress[task]["val"])
-    }
+    losses = {task: (least["val"], measured.value(task, "loss", "val")) for task, least in progress.items()}
+    worse = {task: (least, loss) for task, (least, loss) in losses.items() if loss is not None and _rises(loss, least)}
     if not worse or len(progress) == 1:
         return []
     return [
@@ -88,16 +83,15 @@ def _constant(measured: Measurements, mains: Mapping[str, str]) -> list[str]:
         skill = skill_score(main, *values)
         if skill is not None and skill < MIN_SKILL:
             tasks.append(task)
-    return [f"No better than a constant prediction: {some(tasks)}."] if tasks else []
+    return [f"No better than a constant prediction: {join_some(tasks)}."] if tasks else []
 
 
 def unhelpful_calibration(calibration: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a sentence on tasks whose log loss on the test rows is higher after their calibration."""
-    worse = [
-        task for task, values in calibration.items() if values and values["logloss after"] > values["logloss before"]
-    ]
+    measured = {task: values for task, values in calibration.items() if values}
+    worse = [task for task, values in measured.items() if values["logloss after"] > values["logloss before"]]
     effect = "has not helped on the test rows, whose log loss is higher after it: compare both on other rows"
-    return [f"The calibration of {some(worse)} {effect}."] if worse else []
+    return [f"The calibration of {join_some(worse)} {effect}."] if worse else []
 
 
 def never_predicted(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPredictions]) -> list[str]:
@@ -106,10 +100,11 @@ def never_predicted(tasks: Sequence[TaskSpec], rows: Mapping[str, LabeledPredict
     for task in (task for task in tasks if task.kind in ("binary", "multiclass") and task.name in rows):
         labelled, names = rows[task.name], class_names(task)
         predicted = positives(labelled) if task.kind == "binary" else labelled.prediction
-        counts = labelled.label.bincount(minlength=len(names)) * (predicted.bincount(minlength=len(names)) == 0)
-        missed = [names[number] for number in counts.nonzero()[:, 0].tolist()]
+        labels, predictions = ({*values.unique().tolist()} for values in (labelled.label, predicted))
+        missed = [names[index] for index in sorted(labels - predictions)]
         unpredicted += [f"{task.name}: {join_names(missed)}"] if missed else []
-    return [f"Never predicted as the most probable class in the test rows: {some(unpredicted)}."] if unpredicted else []
+    sentence = f"Never predicted as the most probable class in the test rows: {join_some(unpredicted)}."
+    return [sentence] if unpredicted else []
 
 
 def skill_score(metric: str, value: float | None, constant: float | None) -> float | None:
@@ -126,10 +121,5 @@ def _rises(loss: float, least: float) -> bool:
 
 def losses_of(tasks: Mapping[str, tuple[float, float]], other_name: str) -> str:
     """Return the two losses of each task, as in "click 0.31, then 0.35"."""
-    return some([f"{task} {number(loss, 3)}, {other_name} {number(other, 3)}" for task, (loss, other) in tasks.items()])
-
-
-def some(texts: Sequence[str]) -> str:
-    """Return the first ``MAX_TASKS_NAMED`` texts, and the number of the others."""
-    more = [f"{len(texts) - MAX_TASKS_NAMED} more"] if len(texts) > MAX_TASKS_NAMED else []
-    return "; ".join([*texts[:MAX_TASKS_NAMED], *more])
+    values = ((task, number(loss, 3), number(other, 3)) for task, (loss, other) in tasks.items())
+    return join_some(f"{task} {loss}, {other_name} {other}" for task, loss, other in values)

@@ -143,10 +143,8 @@ def build_trainer(cfg: DictConfig, start: Start, caller: Caller, cleanup: ExitSt
     trainer = build.build_trainer(cfg, start.checkpoint, caller)
     for run_logger in run_loggers(trainer.loggers):
         cleanup.callback(run_logger.close)
-    require(
-        trainer.world_size == 1 or not caller.why_one_process,
-        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {caller.why_one_process}",
-    )
+    message = f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {caller.why_one_process}"
+    require(trainer.world_size == 1 or not caller.why_one_process, message)
     return trainer
 
 
@@ -235,13 +233,11 @@ def fit(cfg: DictConfig, trainer: pl.Trainer, module: Any, data: Any, start: Sta
     if cfg.test_checkpoint == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
         best = float(values[monitor]) if monitor in values else None
-    seconds = values.get("train/seconds_per_epoch")
+    seconds = float(values["train/seconds_per_epoch"]) if "train/seconds_per_epoch" in values else None
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # not declared
     # Before the test, which restores the state of the best epoch
     progress = next((callback.progress for callback in callbacks if isinstance(callback, EpochReport)), {})
-    return Fitted(
-        checkpoint, monitor, best, trainer.current_epoch, None if seconds is None else float(seconds), progress
-    )
+    return Fitted(checkpoint, monitor, best, trainer.current_epoch, seconds, progress)
 
 
 def test(

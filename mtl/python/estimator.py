@@ -122,7 +122,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         from sklearn.utils import ClassifierTags, RegressorTags
 
         tags = super().__sklearn_tags__()
-        kinds = {options if isinstance(options, str) else options.get("kind") for options in self.tasks.values()}
+        kinds = {options.get("kind") for options in self._options_by_task().values()}
         input_tags, target_tags = tags.input_tags, tags.target_tags
         input_tags.allow_nan = input_tags.categorical = input_tags.string = True
         target_tags.required, target_tags.multi_output = True, len(self.tasks) > 1
@@ -147,11 +147,8 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         require(len(left) == len(right), f"X has {len(left)} rows, and Y has {len(right)}")
         twice = [name for name in right.columns if name in left.columns]
         require(not twice, f"X and Y both have {join_names(twice)}: labels must not be inputs")
-        tasks = self.tasks if isinstance(self.tasks, Mapping) else {}  # ``fit`` refuses others
-        options_by_task = {name: options if isinstance(options, Mapping) else {} for name, options in tasks.items()}
-        expected: set[Any] = {*self._label_columns()}
-        expected |= {options.get("weight_column") for options in options_by_task.values()}
-        expected |= {self._option("weight_column")}
+        expected: set[Any] = {*self._label_columns(), self._option("weight_column")}
+        expected |= {options.get("weight_column") for options in self._options_by_task().values()}
         expected |= {self._option("group_column")} & {*(self._option("ignore") or ())}
         others = [name for name in right.columns if name not in expected]
         need = "Y has the labels and weights of the tasks, and a group_column that is named in ignore"
@@ -169,9 +166,11 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
     def _label_columns(self) -> list[str]:
         """Return the columns of the tasks, in their order."""
+        return [str(options.get("column") or name) for name, options in self._options_by_task().items()]
+
+    def _options_by_task(self) -> dict[str, Mapping[str, Any]]:
         tasks = self.tasks if isinstance(self.tasks, Mapping) else {}  # ``fit`` refuses others
-        columns = {name: options.get("column") for name, options in tasks.items() if isinstance(options, Mapping)}
-        return [str(columns.get(name) or name) for name in tasks]
+        return {name: options if isinstance(options, Mapping) else {"kind": options} for name, options in tasks.items()}
 
     def _option(self, name: str) -> Any:
         """Return an option of the data, given as a keyword or by its full name."""

@@ -56,19 +56,11 @@ def share(
             require(same, f"{path} holds other rows, on which networks have been trained: give another name=")
         with writing(path) as file:
             rows.write_parquet(file)
-    values = {
-        **with_options({"data": "table"} | options_of(keywords, CONF), options),
-        "data.path": str(path.absolute()),
-    }
-    values |= {
-        "data.tasks": {str(name): kind for name, kind in tasks.items()},
-        "paths.output_dir": str(folder),
-        **share_options,
-    }
+    values = with_options({"data": "table"} | options_of(keywords, CONF), options)
+    values |= {"data.path": str(path.absolute()), "data.tasks": {str(name): kind for name, kind in tasks.items()}}
+    values |= {"paths.output_dir": str(folder), **share_options}
     values = escape_interpolation(to_plain(values))
-    overrides = {
-        option: write_override(option, value, os.path.isdir(CONF / option)) for option, value in values.items()
-    }
+    overrides = {key: write_override(key, value, os.path.isdir(CONF / key)) for key, value in values.items()}
     odd = {option: values[option] for option, text in overrides.items() if text is None}  # no override can hold these
     names = f"not possible with these names in {', '.join(odd)}; give its options in options="
     require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")

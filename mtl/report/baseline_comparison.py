@@ -47,23 +47,16 @@ def describe_task(measured: Measurements, task: str, metric: str, sem: float | N
     best = min(other_leads, key=lambda model: other_leads[model].mean, default="")
     names = {CONSTANT: _A_CONSTANT, best: f"{best}, the best other model"}
     shown = {model: lead for model in names if (lead := leads.get(model))}
-    # These rows choose the best of the others
-    verdicts = {model: _verdict(lead, len(other_leads) if model == best else 1) for model, lead in shown.items()}
-    phrases = [
-        _phrase(lead, verdicts[model], names[model], number(measured.value(task, metric, model=model)))
-        for model, lead in shown.items()
-    ]
+    verdicts = dict[str, Verdict | None]()
+    for model, lead in shown.items():  # these rows choose the best of the others, so p is corrected (Bonferroni)
+        p = None if lead.p is None else min(1.0, lead.p * (len(other_leads) if model == best else 1))
+        verdicts[model] = None if lead.sem is None else lead.verdict(p)  # None: of too few rows, or too many tasks
+    values = {model: number(measured.value(task, metric, model=model)) for model in shown}
+    phrases = [_phrase(lead, verdicts[model], names[model], values[model]) for model, lead in shown.items()]
     beside = f", {' and '.join(phrases)}" if phrases else ""
     has_few_rows = None in verdicts.values() and len({key.task for key in measured if key.task}) <= MAX_OUTPUTS
     next_step = _next_step(verdicts.get(CONSTANT), verdicts.get(best), best, has_few_rows)
     return f"{task}: {metric} {size}{beside}. Next: {next_step}."
-
-
-def _verdict(lead: Difference, comparisons: int) -> Verdict | None:
-    """Return the verdict on a lead, whose p is corrected by Bonferroni's method; None if it has no error."""
-    if lead.sem is None:  # of too few rows, or too many tasks
-        return None
-    return lead.verdict(None if lead.p is None else min(1.0, comparisons * lead.p))
 
 
 def _phrase(lead: Difference, verdict: Verdict | None, name: str, value: str) -> str:
@@ -113,13 +106,10 @@ def compare_with_baselines(
     lines = []
     if weights:
         lines.append(f"Predictions are those of a {in_words(weights)}, which the validation rows chose.")
-        if not mean_weights(weights)[NETWORK]:
-            lines.append(
-                "The weight of the network is 0: on the validation rows the other models predict as well without it."
-            )
+        without = "The weight of the network is 0: on the validation rows the other models predict as well without it."
+        lines += [] if mean_weights(weights)[NETWORK] else [without]
     subject = "the blend is " if weights else ""
-    return lines + [
-        f"Against {model} on these test rows: {subject}"
-        f"{'; '.join(f'{verdict} in {join_names(tasks)}' for verdict, tasks in sorted(tasks_of.items()))}."
-        for model, tasks_of in tasks_by_verdict.items()
-    ]
+    for model, tasks_of in tasks_by_verdict.items():
+        parts = [f"{verdict} in {join_names(tasks)}" for verdict, tasks in sorted(tasks_of.items())]
+        lines.append(f"Against {model} on these test rows: {subject}{'; '.join(parts)}.")
+    return lines

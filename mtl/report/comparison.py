@@ -66,9 +66,7 @@ class ComparedMetric:
         """Return mean ± standard error of each setting, then (m/n) if only m of n runs have a value; "-" if none."""
         means = self.means.values()
         texts = aligned([(value.mean, value.sem) for value in means])
-        counts = (
-            f" ({summary.count}/{summary.count + summary.undefined})" if summary.undefined else "" for summary in means
-        )
+        counts = (f" ({mean.count}/{mean.count + mean.undefined})" if mean.undefined else "" for mean in means)
         return {name: text + count for name, text, count in zip(self.means, texts, counts, strict=True)}
 
 
@@ -115,9 +113,8 @@ class ComparisonTable:
             if names := [name for name in self.gains if self.verdict(name) == verdict]:
                 most, left = max(names, key=lambda name: abs(self.gains[name].mean)), left - len(names)
                 by = f"by {self.gains[most].scaled(sign).text(' %', '')}"
-                parts.append(
-                    f"{len(names)} are {verdict} (most {most}, {by})" if names[1:] else f"{most} is {verdict} {by}"
-                )
+                several = f"{len(names)} are {verdict} (most {most}, {by})"
+                parts.append(several if names[1:] else f"{most} is {verdict} {by}")
         if parts:
             open_ = [name for name in self.runs if name != self.reference and self.verdict(name) not in DECIDED]
             parts += [f"{open_[0]} is undecided" if left == 1 else f"{left} are undecided"] if left else []
@@ -178,11 +175,9 @@ class ComparisonTable:
                 f"{' or '.join(tests)} t test, bold if it excludes 0; {len(apart)} comparison"
                 f"{'s, not corrected for their number' if apart[1:] else ''}."
             )
-        if any(mean.undefined for quantity in self.quantities for mean in quantity.means.values()):
-            lines.append(
-                "(m/n): only m of n runs have a defined value, which the mean is of; no test, and ranked last."
-            )
-        return lines
+        undefined = any(mean.undefined for quantity in self.quantities for mean in quantity.means.values())
+        note = "(m/n): only m of n runs have a defined value, which the mean is of; no test, and ranked last."
+        return [*lines, *[note] * undefined]
 
 
 def compare_settings(

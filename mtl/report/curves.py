@@ -78,9 +78,8 @@ def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> 
         except InputError as error:
             missing.append(error)
         else:
-            curves.append(
-                history.select(pl.lit(setting).alias("setting"), pl.lit(number).alias("run"), "step", "value")
-            )
+            named = pl.lit(setting).alias("setting"), pl.lit(number).alias("run")
+            curves.append(history.select(*named, "step", "value"))
     if not curves:
         return pl.DataFrame(), missing
     values = pl.concat(curves).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
@@ -106,9 +105,8 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
         of = "" if len(counts) == 1 else f" {_runs(count)}"
         name = _in_lines(f"{label}{of}{', beyond the picture' if label in far else ''}")
         point = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
-        [line] = axes.plot(
-            curve["step"], curve["mean"], **look(index), linewidth=1.6, marker=point, label=_in_lines(name)
-        )
+        style = look(index) | {"linewidth": 1.6, "marker": point, "label": name}
+        [line] = axes.plot(curve["step"], curve["mean"], **style)
         faint = _FAINT / settings + _FAINTEST
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=line.get_color(), alpha=faint, linewidth=0)
     if far:

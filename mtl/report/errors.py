@@ -45,9 +45,8 @@ def pictures_of_errors(predictions: Sequence[Predictions]) -> list[Picture]:
 
 def residuals(predictions: Sequence[Predictions]) -> list[Table]:
     """Return the quantiles of prediction minus label of the regressions, if there are any."""
-    rows = [
-        [task.name, *map(number, _quantiles(labelled))] for task, labelled in predictions if task.kind == "regression"
-    ]
+    errors = {task.name: rows.prediction - rows.label for task, rows in predictions if task.kind == "regression"}
+    rows = [[name, *map(number, np.quantile(error.numpy(), _QUANTILES))] for name, error in errors.items()]
     header = ["task", *(f"{level:.0%}" for level in _QUANTILES)]
     return [Table(header, rows, "Prediction minus label: quantiles")] if rows else []
 
@@ -55,23 +54,13 @@ def residuals(predictions: Sequence[Predictions]) -> list[Table]:
 def recalls(predictions: Sequence[Predictions]) -> list[Table]:
     """Return for each multiclass task how many rows of its most frequent classes are predicted right."""
     tables = []
-    for task, rows in predictions:
-        names = class_names(task)
-        labels = rows.label.bincount(minlength=len(names)) if task.kind == "multiclass" else torch.zeros(0)
-        often = labels.argsort(descending=True, stable=True)[:_MAX_CLASSES].tolist()
-        table = []
-        for number_of_class in often:
-            count, predicted = int(labels[number_of_class]), rows.prediction == number_of_class
-            right = int((predicted & (rows.label == number_of_class)).sum())
-            recall = number(right / count if count else None)
-            table.append([names[number_of_class], f"{count:,}", f"{int(predicted.sum()):,}", recall])
-        if table:
-            tables.append(Table(["class", "labels", "predicted", "recall"], table, f"{task.name}: recall by class"))
+    for task, rows in (pair for pair in predictions if pair[0].kind == "multiclass"):
+        names, right = class_names(task), rows.label[rows.label == rows.prediction]
+        columns = [c.bincount(minlength=len(names)).tolist() for c in (rows.label, rows.prediction, right)]
+        counts = sorted(zip(names, *columns, strict=True), key=lambda row: -row[1])[:_MAX_CLASSES]
+        table = [[name, f"{n:,}", f"{times:,}", number(hits / n if n else None)] for name, n, times, hits in counts]
+        tables.append(Table(["class", "labels", "predicted", "recall"], table, f"{task.name}: recall by class"))
     return tables
-
-
-def _quantiles(rows: LabeledPredictions) -> list[float]:
-    return [float(q) for q in np.quantile((rows.prediction - rows.label).numpy(), _QUANTILES)]
 
 
 def _reliability(axes: Axes, rows: LabeledPredictions, style: dict[str, Any]) -> None:

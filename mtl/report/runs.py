@@ -142,10 +142,8 @@ class Runs:
         have no share of binary selectors.
         """
         ended = self.table.filter(pl.col("state").is_in([FAILED, FINISHED]), setting=setting).sort("state")
-        if (
-            column not in ended.columns
-            or (recorded := ended.filter(state=FINISHED)[column]).null_count() == len(recorded) > 0
-        ):
+        recorded = ended.filter(state=FINISHED)[column] if column in ended.columns else None
+        if recorded is None or recorded.null_count() == len(recorded) > 0:
             return {}
         return dict(zip(pairing_keys(ended), ended[column].to_list(), strict=True))  # the finished ones come last
 
@@ -170,13 +168,10 @@ def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
 
     The name is "" if a run does not record it. The files of ``data.path`` are named where they differ.
     """
-    data = {
-        path: (
-            str(command(path).choices.get("data", "")),
-            overridden_options(_training_overrides(path)).get("data.path", ""),
-        )
-        for path in paths
-    }
+    data = dict[Path, tuple[str, str]]()
+    for path in paths:
+        file = overridden_options(_training_overrides(path)).get("data.path", "")
+        data[path] = str(command(path).choices.get("data", "")), file
     names = [name for name, _ in set(data.values())]
     several = {name for name in names if names.count(name) > 1}
     groups: dict[str, list[Path]] = {}
@@ -239,9 +234,8 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
         if key.split == "test" and key.task and key.model == NETWORK:
             metrics.setdefault(key.metric, []).append(column)
     several = {f"test/{MEAN}{metric}": defined_in_all(table, names) for metric, names in metrics.items() if names[1:]}
-    return table.with_columns(
-        **{mean: pl.mean_horizontal(names, ignore_nulls=False) for mean, names in several.items()}
-    )
+    means = {mean: pl.mean_horizontal(names, ignore_nulls=False) for mean, names in several.items()}
+    return table.with_columns(**means)
 
 
 def defined_in_all(table: pl.DataFrame, columns: list[str]) -> list[str]:
@@ -254,7 +248,8 @@ def defined_in_all(table: pl.DataFrame, columns: list[str]) -> list[str]:
 def overridden_options(overrides: Iterable[str]) -> Options:
     """Return the options that Hydra's ``overrides`` set, by name, without seeds and folders."""
     pairs = (override.lstrip("+").partition("=") for override in overrides)
-    return {name: value for name, _, value in pairs if not _is_own(name)}
+    options = {name: value for name, _, value in pairs if name.split(".")[0] not in (*LOCAL, "run_name")}
+    return {name: value for name, value in options.items() if "seed" not in name.split(".")[-1]}
 
 
 def varying_options(options: Sequence[Options]) -> list[str]:
@@ -273,15 +268,8 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
     names = varying_options(options)
     if names and all(name in run_options for run_options in options for name in names):
         return ", ".join(names), [", ".join(run_options[name] for name in names) for run_options in options]
-    texts = [
-        " ".join(f"{name}={run_options[name]}" for name in names if name in run_options) for run_options in options
-    ]
+    texts = [" ".join(f"{name}={values[name]}" for name in names if name in values) for values in options]
     return "setting", [text or ("defaults" if names else ALL) for text in texts]
-
-
-def _is_own(name: str) -> bool:
-    """Return whether the runs of one setting differ in this option, as in their seeds and folders."""
-    return "seed" in name.split(".")[-1] or name.split(".")[0] in (*LOCAL, "run_name")
 
 
 def _training_overrides(path: Path) -> list[str]:

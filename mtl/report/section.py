@@ -67,14 +67,11 @@ def section_of(
     comparison, published = compare_settings(runs, also, columns, unit, baseline), published or {}
     compared = {quantity.column for quantity in comparison.quantities}
     lacking = {column for values in published.values() for column in values if column not in compared}
-    notes = [
-        *missing(runs),
-        *different_rows(runs),
-        *(f"Published, but no run has it: {column}." for column in sorted(lacking)),
-    ]
+    notes = [*missing(runs), *different_rows(runs)]
+    notes += [f"Published, but no run has it: {column}." for column in sorted(lacking)]
     figures, lacking_curves = ([], []) if curves is None else pictures_of(runs, curves)
-    tables, notes = [comparison.table(published)], [*notes, *lacking_curves]
-    costs = costs_of(runs, baseline)
+    tables, costs = [comparison.table(published)], costs_of(runs, baseline)
+    notes += lacking_curves
     return Section(title, comparison=comparison, tables=tables, notes=notes, figures=figures, costs=costs)
 
 
@@ -84,25 +81,22 @@ def baselines_of(runs: Runs) -> Table | None:
     models = dict.fromkeys(key.model for key in map(Key.of, done.columns) if key.split == "test")
     models.pop(NETWORK, None)
     means_of: dict[str, list[list[Any]]] = {}  # by metric, of each task the means of the models
-    rows = []
+    rows, shown = list[list[str]](), list[list[str]]()
     for task, metric in runs.main.items() if models else ():
         names = [str(Key("test", task, metric, model)) for model in models]
         means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
         means_of.setdefault(metric, []).append(means)
-    if len(rows) > MAX_LISTED_TASKS:
-        complete = {metric: [means for means in part if None not in means] for metric, part in means_of.items()}
-        counts = {metric: f"{len(part)} of {len(means_of[metric])} tasks" for metric, part in complete.items()}
-        rows = [
-            [f"mean {metric} of {counts[metric]}", *(number(fmean(means), 4) for means in zip(*part, strict=True))]
-            for metric, part in complete.items()
-            if part
-        ]
+    for metric, of_tasks in means_of.items() if len(rows) > MAX_LISTED_TASKS else ():
+        complete = [means for means in of_tasks if None not in means]
+        values = [number(fmean(means), 4) for means in zip(*complete, strict=True)]
+        shown += [[f"mean {metric} of {len(complete)} of {len(of_tasks)} tasks", *values]] if values else []
     note = (
         f"Means over the runs. Models of a table learn from at most {MAX_ROWS:,} training rows. The other tables "
         "compare networks, also of runs that predict with a blend."
     )
-    return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
+    shown = rows if len(rows) <= MAX_LISTED_TASKS else shown
+    return Table(["", *models], shown, "Other models on the same test rows", [note]) if shown else None
 
 
 def missing(runs: Runs) -> list[str]:
@@ -172,35 +166,26 @@ def _cost(values: Sequence[float | None]) -> str:
 def pictures_of(
     runs: Runs, curves: Mapping[str, int], linked: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[list[Picture], list[str]]:
-    """Return pictures of the runs' losses over training and of the experts' weights, and notes on lacking curves.
+    """Return pictures of curves over training and of the experts' weights, and notes on the ``curves`` that lack.
 
-    ``curves``: further metrics to draw, each smoothed over so many steps. ``linked``: for the name, without suffix, of
-    each picture file, the settings whose picture Markdown links too.
-    """
-    drawn, notes = _curves(runs, curves)
-    return [*drawn, *pictures_of_experts(runs, linked or {})], notes
-
-
-def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list[str]]:
-    """Return pictures over training of the validation loss, the monitored metrics, and main metrics of a few tasks.
-
-    ``windows``: further metrics, each with the number of steps over which it is smoothed; those that no run has logged
-    are named in the second list.
+    The curves are those of the validation loss, the monitored metrics, the main metrics of a few tasks, and ``curves``:
+    further metrics, each smoothed over so many steps. ``linked``: for the name, without suffix, of each picture file,
+    the settings whose picture Markdown links too.
     """
     pairs = runs.table.select("run", "setting").rows()
     monitored = [name for run, _ in pairs if isinstance(name := config(Path(run)).get("monitor", CURVE), str)]
     drawn, notes = [], []
     tasks = [f"val/{task}/{main}" for task, main in runs.main.items()] if 1 < len(runs.main) <= MOST_TASKS else []
-    for metric, window in {**dict.fromkeys([*monitored, CURVE, *tasks], 1), **windows}.items():
-        curves, missing = curves_of(pairs, metric, window)
-        notes += [f"No curve: {missing[0]}."] if metric in windows and len(missing) == len(pairs) else []
-        if not curves.is_empty():
+    for metric, window in {**dict.fromkeys([*monitored, CURVE, *tasks], 1), **curves}.items():
+        means, missing = curves_of(pairs, metric, window)
+        notes += [f"No curve: {missing[0]}."] if metric in curves and len(missing) == len(pairs) else []
+        if not means.is_empty():
             notes_on_steps = ["at the steps that all runs have"] if len(pairs) > 1 else []
             notes_on_steps += [f"mean of the latest {window} steps"] if window > 1 else []
             alt = ", ".join([f"{metric} over training", *notes_on_steps])
             caption = ", ".join(notes_on_steps).capitalize()
-            drawn.append(picture(draw(curves, runs.heading, metric, window), caption, alt))
-    return drawn, notes
+            drawn.append(picture(draw(means, runs.heading, metric, window), caption, alt))
+    return [*drawn, *pictures_of_experts(runs, linked or {})], notes
 
 
 def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:
@@ -211,10 +196,8 @@ def pictures_of_experts(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list
             folder, beside = Path(run), {stem for stem, settings in linked.items() if setting in settings}
             title = "" if setting == ALL else f"{setting} ({folder.name})"
             paths = [path for pattern in _PICTURES for path in sorted((folder / "routing").glob(pattern))]
+            names = {path: f"{title or folder.name}: {path.stem.replace('_', ' ')}" for path in paths}
             by_setting[setting] = [
-                picture_of(
-                    path, folder, title, path.stem in beside, f"{title or folder.name}: {path.stem.replace('_', ' ')}"
-                )
-                for path in paths
+                picture_of(path, folder, title, path.stem in beside, alt) for path, alt in names.items()
             ]
     return [picture for pictures in by_setting.values() for picture in pictures][:MAX_PICTURES]

@@ -8,12 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from mtl.checks import join_some
 from mtl.files.escaping import escape_control
 from mtl.files.formatting import duration
 from mtl.report.page import Section
 from mtl.report.runs import Results, command, read_results
-
-_MAX_LISTED = 3  # different commands, versions or data that are listed
 
 
 def show(section: Section, files: str) -> None:
@@ -48,20 +47,11 @@ def describe_runs(runs: Sequence[Path], made_by: str = "") -> list[str]:
     lines = {
         "Runs": f"{len(finished)} of {len(runs)} finished{when}.",
         "Budget": _budget([results for _, results in finished]),
-        "Data": _several(
-            [_data(results, str(command(path).choices.get("data", "unnamed"))) for path, results in finished]
-        ),
-        "Code": _several([_code(results) for _, results in finished]),
-        "Command": made_by or _several([results.command for _, results in finished]),
+        "Data": join_some(_data(path, results) for path, results in finished),
+        "Code": join_some(_code(results) for _, results in finished),
+        "Command": made_by or join_some(results.command for _, results in finished),
     }
     return [f"{name}: {escape_control(text)}" for name, text in lines.items() if text]
-
-
-def _several(texts: Sequence[str]) -> str:
-    """Join the different texts, at most ``_MAX_LISTED`` of them."""
-    different = [text for text in dict.fromkeys(texts) if text]
-    more = f"; and {len(different) - _MAX_LISTED} more" if len(different) > _MAX_LISTED else ""
-    return "; ".join(different[:_MAX_LISTED]) + more
 
 
 def _budget(results: Sequence[Results]) -> str:
@@ -74,7 +64,8 @@ def _budget(results: Sequence[Results]) -> str:
     return f"{span} epochs a run, {duration(seconds)} of training in all."
 
 
-def _data(results: Results, name: str) -> str:
+def _data(run: Path, results: Results) -> str:
+    name = command(run).choices.get("data", "unnamed")
     rows = {split: sum(n.values()) if isinstance(n, dict) else n for split, n in results.data.rows.items()}
     counts = ", ".join(f"{count:,} {split}" for split, count in rows.items())
     files = ", ".join(results.data.files)

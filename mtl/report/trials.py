@@ -39,8 +39,8 @@ class Trials:
     """The trials of the searches of some settings; in ``runs.table``, a state can also be "pruned".
 
     ``validation`` is the column by which a search chooses, ``test`` the column that it reports. ``higher``: whether
-    higher values of both are better. ``importances``: by setting, of each option. ``defaults``: by setting, the folder
-    of the run without drawn options.
+    higher values of both are better. ``importances``: by setting, of each option, the largest first. ``defaults``: by
+    setting, the folder of the run without drawn options.
     """
 
     runs: Runs
@@ -83,17 +83,14 @@ def _against(value: Value, default: Value, higher: bool) -> str:
 
 
 def importance_of(trials: Trials) -> Table | None:
-    """Return the importance of the options of each search that has enough trials, the most important first; or None."""
+    """Return the importance of the options of each search that has enough trials; None if there is none."""
     columns = {setting: shares for setting, shares in trials.importances.items() if shares}
-    names = dict.fromkeys(
-        name for shares in columns.values() for name in sorted(shares, key=shares.__getitem__, reverse=True)
-    )
-    cells = {name: [f"{shares[name]:.0%}" if name in shares else "" for shares in columns.values()] for name in names}
+    names = dict.fromkeys(name for shares in columns.values() for name in shares)
     note = (
         "Share of each option in what sets the best tenth of the trials apart from all, by validation rows (Optuna's "
         "PED-ANOVA; Watanabe et al. 2023). Rough with fewer than a hundred trials; options that act together share it."
     )
-    rows = [[name, *shares] for name, shares in cells.items()]
+    rows = [[name, *(f"{shares[name]:.0%}" if name in shares else "" for shares in columns.values())] for name in names]
     return Table(["option", *columns], rows, "Importance of the options", [note]) if rows else None
 
 
@@ -139,8 +136,7 @@ def section_of_trials(
     counted = f"{best:.0f} trials" if best >= 1 else f"{best:.0%} of its trials"
     rule = f"Of each setting the best {counted} by {_name(trials.validation)}{', at least one' if best < 1 else ''}:"
     others = [note for note in section.notes if note not in missing(runs)]
-    importance = importance_of(trials)
-    tables = [*section.tables, *([importance] if importance else [])]
+    tables = [*section.tables, *filter(None, [importance_of(trials)])]
     notes = [rule, *notes, *missing(trials.runs), *others]
     section = replace(section, lines=gains_over_defaults(trials), tables=tables, notes=notes)
     budgets = budgets_of(trials)
@@ -152,11 +148,10 @@ def section_of_trials(
         "expectations over draws with replacement instead of resamples). Behind each name: the finished trials that "
         "are drawn from."
     )
-    titles = {"validation": f"{names[0]} to expect", "test": f"{names[1]} of that trial"}
-    captions = {"validation": caption, "test": ""}
-    drawn = [picture(draw(budgets, name, title), captions[name], title) for name, title in titles.items()]
-    columns = zip(("validation", "test"), names, strict=True) if len(budgets) > 1 else ()
-    further = [ratios(budgets, attribute, name, trials.higher) for attribute, name in columns]
+    titles = f"{names[0]} to expect", f"{names[1]} of that trial"
+    columns = [*zip(("validation", "test"), names, titles, (caption, ""), strict=True)]
+    drawn = [picture(draw(budgets, attribute, title), text, title) for attribute, _, title, text in columns]
+    further = [ratios(budgets, column, name, trials.higher) for column, name, *_ in columns if len(budgets) > 1]
     return replace(section, tables=[*section.tables, *further], figures=[*drawn, *section.figures])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import time
@@ -90,14 +89,13 @@ def progress_of(log: Path, monitor: str) -> tuple[int, float | None, float | Non
 
 def _is_held(run: Path) -> bool:
     """Return whether a process has the run, as a new log shows. A run that begins waits for this look at its lock."""
-    with contextlib.suppress(OSError):
+    lock = FileLock(run / LOCK)
+    try:
         if time.time() - (run / LOG).stat().st_mtime < _NEW_S:
             return True
         if (run / LOCK).exists():
-            lock = FileLock(run / LOCK)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                return True
+            lock.acquire(timeout=0)
             lock.release()
+    except OSError as error:  # a Timeout is one
+        return isinstance(error, Timeout)
     return False

@@ -131,7 +131,10 @@ def print_results(
             console.print(part, *part.notes, sep="\n")
         elif part:
             console.print(part)
-    shares, groups = _expert_shares(measured), record.get("task_groups", {})
+    named = {key: value for key, (value, _) in measured.items() if key.metric.startswith("expert_share_")}
+    # Mean weights of the experts of a single mixture, by task and expert
+    shares = {(key.task, int(key.metric.rpartition("_")[2])): value for key, value in named.items()}
+    groups = record.get("task_groups", {})
     if shares and len(set(groups.values())) > 1:
         console.print(_sharing(shares, groups))
     timing = "" if record["seconds_per_epoch"] is None else f" of {number(record['seconds_per_epoch'], 2)} s"
@@ -148,12 +151,6 @@ def print_results(
         console.print("next:")
     for command in further:
         console.print(f"  {command}", soft_wrap=True)
-
-
-def _expert_shares(measured: Measurements) -> dict[tuple[str, int], float]:
-    """Return the mean weights of the experts of a single mixture, by task and expert."""
-    shares = {key: value for key, (value, _) in measured.items() if key.metric.startswith("expert_share_")}
-    return {(key.task, int(key.metric.rpartition("_")[2])): value for key, value in shares.items()}
 
 
 def _experts(measured: Measurements, shares: Mapping[tuple[str, int], float]) -> str:
@@ -180,11 +177,10 @@ def by_task(
     if len(mains) > most:
         return "\n".join(_extremes(measured, mains, metric) for metric in dict.fromkeys(mains.values()))
     models = list(dict.fromkeys([measured.in_use, *measured.models()]))
-    pairs = measured.by_model().select("task", "metric").rows()
-    metrics = {
-        task: list(dict.fromkeys([main, *(metric for owner, metric in pairs if owner == task)]))
-        for task, main in mains.items()
-    }
+    metrics = {task: [main] for task, main in mains.items()}
+    for task, metric in measured.by_model().select("task", "metric").rows():
+        if task in mains and metric != mains[task]:
+            metrics[task].append(metric)
     same = {task: names for task, names in metrics.items() if _accuracy_of_constant(measured, task, names)}
     metrics |= {task: [name for name in names if name != "accuracy"] for task, names in same.items()}
     rare = {task: names for task, names in metrics.items() if {*names, "accuracy"} == {*OF_FEW_POSITIVES}}
@@ -193,11 +189,11 @@ def by_task(
     notes += [OF_TOP] if rare else []
     if sum(map(len, metrics.values())) > MOST_ROWS:
         metrics, notes = {task: [main] for task, main in mains.items()}, []
-    rows = [
-        ["" if index else task, metric, *(number(measured.value(task, metric, model=model)) for model in models)]
-        for task, names in metrics.items()
-        for index, metric in enumerate(names)
-    ]
+    rows = list[list[str]]()
+    for task, names in metrics.items():
+        for metric in names:
+            values = [number(measured.value(task, metric, model=model)) for model in models]
+            rows.append([task if metric == names[0] else "", metric, *values])
     epochs = [f"{task} {best['epoch']:.0f}" for task, best in best_epochs.items()]
     differ = len({best["epoch"] for best in best_epochs.values()}) > 1
     note = f"Best epoch of each task, by its own loss on the validation rows, from 0: {', '.join(epochs)}."
@@ -263,13 +259,9 @@ def rankings(measured: Measurements, mains: Mapping[str, str], labels: Mapping[s
             rows.append([model, str(len(values)), *map(number, ends or [None] * len(QUARTILES))])
         title = f"{metric} over {len(tasks)} tasks"
         tables.append(Table(["model", "defined", *QUARTILES], rows, title))
-        cells = (
-            [
-                [task, number(measured.value(task, metric, model=measured.in_use)), str(labels.get(task, ""))]
-                for task in part
-            ]
-            for part in best_and_worst(measured, mains, metric, labels)
-        )
+        shown = {task: number(measured.value(task, metric, model=measured.in_use)) for task in tasks}
+        best, worst = best_and_worst(measured, mains, metric, labels)
+        cells = ([[task, shown[task], str(labels.get(task, ""))] for task in part] for part in (best, worst))
         rows = [[*good, *bad] for good, bad in itertools.zip_longest(*cells, fillvalue=[""] * 3)]
         note = f"Among the tasks with at least {MIN_ROWS} labels in the test rows."
         tables += [Table(["best", metric, "labels", "worst", metric, "labels"], rows, notes=[note])] if rows else []
@@ -286,14 +278,13 @@ def _sharing(shares: Mapping[tuple[str, int], float], groups: Mapping[str, int])
     rows = []
     for expert in sorted(used):
         names = [[task for task in used[expert] if groups[task] == group] for group in numbers]
-        rows.append(
-            [str(expert), *(" ".join(name.removeprefix("task_") for name in members) or "-" for members in names)]
-        )
+        cells = (" ".join(name.removeprefix("task_") for name in members) or "-" for members in names)
+        rows.append([str(expert), *cells])
     table = Table(["expert", *(f"true group {n}" for n in numbers)], rows, "\ntasks that use each expert")
     pairs = list(itertools.combinations(groups, 2))
     together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}
     counted = []
-    for same, kind_name in ((True, "of one group"), (False, "of different groups")):
-        kind = [pair for pair in pairs if (groups[pair[0]] == groups[pair[1]]) == same]
-        counted += [f"{len(together.intersection(kind))} of {len(kind)} pairs {kind_name}"] if kind else []
+    for is_same, name in ((True, "of one group"), (False, "of different groups")):
+        kind = [pair for pair in pairs if (groups[pair[0]] == groups[pair[1]]) == is_same]
+        counted += [f"{len(together.intersection(kind))} of {len(kind)} pairs {name}"] if kind else []
     return Group(table, f"share an expert: {', '.join(counted)}")

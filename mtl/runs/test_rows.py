@@ -34,12 +34,9 @@ def labels_by_task(data: Mapping[str, Any]) -> Table | str:
     if positives is None or not labels or rows is None:
         return ""
     if len(labels) > MAX_LISTED_TASKS:
-        counts = {"labels": labels.values(), "positives": positives.values()}
-        parts = [
-            f"{name}: median {statistics.median(values):,.0f}, from {min(values):,} to {max(values):,}"
-            for name, values in counts.items()
-            if values
-        ]
+        counts = {"labels": labels.values(), **({"positives": positives.values()} if positives else {})}
+        ends = {name: f"from {min(values):,} to {max(values):,}" for name, values in counts.items()}
+        parts = [f"{name}: median {statistics.median(counts[name]):,.0f}, {text}" for name, text in ends.items()]
         without = sum(not count for count in positives.values())
         parts += [f"{without} of {len(positives)} binary tasks have no positive"] if without else []
         return f"In the test rows, by task: {'; '.join(parts)}."

@@ -85,6 +85,11 @@ class SharingGain:
             return f"With seeds={seeds} the answer would probably be clear."
         return "More rows would tell, not more seeds." if math.isinf(seeds) else "Over 100 seeds would be needed."
 
+    def corrected(self, choices: int) -> SharingGain:
+        """Return the gain of the best of some ``choices``, by Bonferroni's method."""
+        p = None if self.p is None else min(1.0, choices * self.p)
+        return replace(self, p=p, comparisons=choices * self.comparisons)
+
     def sentence(self, where: str = "") -> str:
         """Return the answer in words, with the 95 % interval of the gain; ``where``: as in " together with b"."""
         if self.difference is None:
@@ -152,14 +157,7 @@ def confirm(runs: Runs, validation: Sequence[SharingGain]) -> list[SharingGain]:
     its task could choose from (Bonferroni).
     """
     choices = Counter(gain.task for gain in validation)
-    return [
-        replace(
-            gain,
-            p=None if gain.p is None else min(1.0, choices[gain.task] * gain.p),
-            comparisons=choices[gain.task] * gain.comparisons,
-        )
-        for gain in measure_gains(runs, choose_settings(validation), "test")
-    ]
+    return [gain.corrected(choices[gain.task]) for gain in measure_gains(runs, choose_settings(validation), "test")]
 
 
 def describe_task(task: str, shared: Sequence[SharingGain], gated: Sequence[SharingGain], num_tasks: int) -> str:
@@ -190,21 +188,16 @@ def recommend(validation: Mapping[str, Values], test: Mapping[str, Values], over
     They do if it is better than ``alone`` by the t test; otherwise, return ``alone``. Both rows are of the same runs,
     whose luck chooses too, so p is corrected for the number of settings (Bonferroni).
     """
-    candidates = [
-        SharingGain(name, "", (), difference(values, validation[ALONE], 1.0, overlap))
-        for name, values in validation.items()
-        if name != ALONE
-    ]
+    others = {name: values for name, values in validation.items() if name != ALONE}
+    deltas = {name: difference(values, validation[ALONE], 1.0, overlap) for name, values in others.items()}
+    candidates = [SharingGain(name, "", (), delta) for name, delta in deltas.items()]
     best = max(candidates, key=lambda gain: gain.mean, default=None)
     if best is None or best.mean <= 0:
         undefined = best is not None and math.isinf(best.mean)
-        return (
-            ALONE,
-            f"No other setting {'has a mean over the tasks' if undefined else 'is better on validation rows'}.",
-        )
+        why = "has a mean over the tasks" if undefined else "is better on validation rows"
+        return ALONE, f"No other setting {why}."
     delta = difference(test[best.setting], test[ALONE], 1.0, overlap)
-    p = None if delta is None or delta.p is None else min(1.0, delta.p * len(candidates))
-    confirmed = replace(best, difference=delta, p=p, comparisons=len(candidates))
+    confirmed = replace(best, difference=delta, p=delta.p if delta else None).corrected(len(candidates))
     why = f"the mean over the tasks is {confirmed.sentence()}"
     if confirmed.verdict == Verdict.BETTER:
         return best.setting, f"On test rows, {why}"

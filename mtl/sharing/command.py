@@ -47,9 +47,8 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
         reason = f"more than {MAX_LISTED_TASKS} are compared with the models of a table, see blend="
         require(data.labelled is not None and first.blend != "none", f"data has {len(tasks)} tasks: {reason}")
         targets = data.splits["train"].targets if hasattr(data, "splits") else {}
-        comparison.labels = {
-            t.name: int(has_label(t, targets[t.name]).sum()) for t in data.spec.tasks if t.name in targets
-        }
+        labelled = [task for task in data.spec.tasks if task.name in targets]
+        comparison.labels = {task.name: int(has_label(task, targets[task.name]).sum()) for task in labelled}
     monitor = str(checked_runs([setting.overrides for setting in comparison.settings.values()])[0].monitor)
 
     common: Any = {"seed": options.seed, "count": options.seeds, "retries": options.retries}
@@ -62,7 +61,7 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
             work(sources, options.max_failures, later, do)
 
     with working(folder, options.show):
-        base = {name: jobs(setting=setting, seed=options.seed) for name, setting in comparison.settings.items()}
+        base = {name: jobs(setting=setting) for name, setting in comparison.settings.items()}
         names, seeds, can_group = [*base], options.seeds, len(tasks) > 2 and not comparison.are_many
         if options.show:
             ended = {name: count for name, source in base.items() if (count := _count_ended(source))}
@@ -81,8 +80,7 @@ def share(cfg: DictConfig, run_overrides: Sequence[str], do: Do | None = None) -
             comparison.groups = partition(affinity, options.groups)
             if 1 < len(comparison.groups) < len(tasks):
                 setting = comparison.of_groups(comparison.groups)
-                source = jobs(setting=setting)
-                run([source], seeds)
+                run([source := jobs(setting=setting)], seeds)
                 if _count_ended(source) >= seeds:
                     comparison.settings[GROUPS] = setting
                 else:  # with show=true

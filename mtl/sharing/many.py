@@ -38,10 +38,7 @@ def gains_of_many(runs: Runs, split: str, reference: str | None = None) -> Gains
                 other = by_seed.get(row["seed"], {}).get(str(Key(split, task, metric)))
             value = gain(row.get(str(Key(split, task, metric))), other, higher_is_better(metric) is not False)
             gains.setdefault(row["setting"], {}).setdefault(task, []).append(value)
-    return {
-        setting: {task: summarise(of_runs).mean for task, of_runs in by_task.items()}
-        for setting, by_task in gains.items()
-    }
+    return {name: {task: summarise(values).mean for task, values in of.items()} for name, of in gains.items()}
 
 
 def models_alone(runs: Runs) -> list[str]:

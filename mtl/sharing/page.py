@@ -32,6 +32,7 @@ from mtl.sharing.answer import (
     in_words,
     recommend,
 )
+from mtl.sharing.grouping import predicted
 from mtl.sharing.many import RULE as RULE_OF_MANY
 from mtl.sharing.many import gains_of_many, recommend_joint, tables_of_many
 from mtl.sharing.settings import Comparison
@@ -69,10 +70,10 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     sharing, gates = (comparison.gains_over_alone(settings) for settings in (shared, gated))
     of_sharing, of_gates = (confirm(runs, validation) for validation in (sharing, gates))
     answers = {task: describe_task(task, of_sharing, of_gates, len(comparison.tasks)) for task in comparison.tasks}
-    deltas, by = (
+    deltas, on_validation = (
         {name: runs.values(name, f"{split}/{DELTA}") for name in comparison.settings} for split in ("test", "val")
     )
-    best, why = recommend(by, deltas, runs.overlap)
+    best, why = recommend(on_validation, deltas, runs.overlap)
     command = _command(comparison, best)
     affinity = comparison.affinity()
     groups = [[comparison.tasks[task] for task in group] for group in comparison.groups]
@@ -89,7 +90,7 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
         "recommended": {"setting": best, "command": command},
         "own_splits": comparison.own_splits,
         "groups": groups,
-        "predicted_gain": comparison.predicted_gain(),
+        "predicted_gain": sum(sum(predicted(group, affinity)) for group in comparison.groups) / len(comparison.tasks),
         "gains": [asdict(g) | {"verdict": g.verdict, "advice": g.advice} for g in (*of_sharing, *of_gates)],
         "validation_gains": [asdict(g) for g in (*sharing, *gates)],
         "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},
@@ -98,7 +99,7 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
     conflicts = comparison.conflicts()
     figures = [picture(draw(conflicts), "Gradients of the tasks, means over the joint runs")] if conflicts else []
     sections = [
-        Section("Answers", lines, command, tables=[_table([*of_sharing, *of_gates]), _choice([*sharing, *gates])]),
+        Section("Answers", lines, command, tables=_tables([*of_sharing, *of_gates], [*sharing, *gates])),
         Section("Affinities", tables=[_affinities(comparison.tasks, affinity)], figures=figures),
     ]
     _write(comparison, runs, content, sections, overrides)
@@ -108,12 +109,9 @@ def write(comparison: Comparison, overrides: Sequence[str]) -> dict[str, Any]:
 def _command(comparison: Comparison, setting: str) -> str:
     """Return the command that trains a setting."""
     internal = ("callbacks.", "data.seed=")  # what the comparison measures, and on which splits
-    recommended_overrides = [
-        override
-        for override in comparison.settings[setting].overrides
-        if override in comparison.run_overrides or not override.startswith(internal)
-    ]
-    return run_command([*recommended_overrides, f"seed={comparison.seeds.start}"])
+    overrides, typed = comparison.settings[setting].overrides, comparison.run_overrides
+    kept = [override for override in overrides if override in typed or not override.startswith(internal)]
+    return run_command([*kept, f"seed={comparison.seeds.start}"])
 
 
 def _write(
@@ -126,9 +124,8 @@ def _write(
 ) -> None:
     """Write share.json and the page, and print the first of its ``sections``, the answers, with ``tables``."""
     write_json(comparison.folder / "share.json", content)
-    sections.append(
-        replace(section_of(runs, "All settings on test rows, which chose nothing", curves={}), comparison=None)
-    )
+    of_all = section_of(runs, "All settings on test rows, which chose nothing", curves={})
+    sections.append(replace(of_all, comparison=None))
     provenance = describe_runs([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *overrides]))
     title = f"Should these tasks share? {comparison.folder.name}"
     Page(title, sections, runs.table, provenance).write(comparison.folder)
@@ -150,20 +147,16 @@ def _affinities(tasks: list[str], affinity: np.ndarray) -> Table:
     return Table(["", *tasks], rows, title, [note])
 
 
-def _choice(gains: Sequence[SharingGain]) -> Table:
-    rows = [[gain.task, gain.setting, " + ".join(gain.partners), str(gain)] for gain in gains]
-    return Table(["task", "setting", "with", "gain"], rows, "Gains on validation rows, which choose")
-
-
-def _table(gains: Sequence[SharingGain]) -> Table:
-    rows = []
-    for gain in gains:
+def _tables(tested: Sequence[SharingGain], validation: Sequence[SharingGain]) -> list[Table]:
+    header = ["task", "setting", "with", "gain"]
+    rows, choices = ([[g.task, g.setting, " + ".join(g.partners), str(g)] for g in x] for x in (tested, validation))
+    for row, gain in zip(rows, tested, strict=True):
         ends = f"[{', '.join(number(end, 2, '+') for end in gain.interval)}]" if gain.interval else "-"
-        rows.append(
-            [gain.task, gain.setting, " + ".join(gain.partners), str(gain), ends, p_value(gain.p), gain.verdict]
-        )
-    header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
-    return Table(header, rows, "Gains on test rows", [RULE])
+        row += [ends, p_value(gain.p), gain.verdict]
+    return [
+        Table([*header, "95 % interval", "p", "verdict"], rows, "Gains on test rows", [RULE]),
+        Table(header, choices, "Gains on validation rows, which choose"),
+    ]
 
 
 def _json(values: Any) -> Any:

@@ -18,7 +18,7 @@ from mtl.options import Count, LargeCount, Name, Positive
 from mtl.overrides import last_of_each, write_value
 from mtl.report.runs import Named, read_named_runs
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, SharingGain, measure_gains
-from mtl.sharing.grouping import Group, predicted
+from mtl.sharing.grouping import Group
 
 
 class ShareOptions(WorkerOptions):
@@ -93,11 +93,8 @@ class Comparison:
         common = ["callbacks.routing.figures=false", "callbacks.progress=null"]
         heads = ["heads=per_task"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
         splits = ["data.seed=${seed}"] if self.own_splits else []
-        run_overrides = [
-            override
-            for override in self.run_overrides
-            if not override.startswith(("gate=", *(() if gated else ("network",))))
-        ]
+        replaced = ("gate=", *(() if gated else ("network",)))
+        run_overrides = [override for override in self.run_overrides if not override.startswith(replaced)]
         chosen = last_of_each([*common, *heads, *splits, *overrides, *run_overrides])
         name = f"share/{self.folder.name}/{label}"
         partners = {task: [other for other in group if other != task] for group in groups for task in group}
@@ -124,8 +121,3 @@ class Comparison:
     def affinity(self) -> np.ndarray:
         """Return the ``affinities`` of the joint runs."""
         return affinities(self.conflicts(), self.tasks)
-
-    def predicted_gain(self) -> float:
-        """Return the mean over tasks of the gains, in percent, that affinities predict for the chosen groups."""
-        affinity = self.affinity()
-        return sum(sum(predicted(group, affinity)) for group in self.groups) / len(self.tasks)

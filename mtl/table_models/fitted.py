@@ -101,7 +101,7 @@ def check_models(models: Mapping[str, TableModel], weights: Weights, spec: DataS
         is_one = abs(sum(of_task.values()) - 1) <= SUM_ERROR  # false for NaN
         if not of_task.keys() <= accepted or min(of_task.values()) < 0 or not is_one:
             raise ValueError(f"the blend of task {task.name} has the weights {of_task}")
-    row = {name: torch.zeros(1, *_shape(column), dtype=_dtype(column)) for name, column in spec.inputs.items()}
+    row = {name: _empty_row(column) for name, column in spec.inputs.items()}
     for name, model in models.items():
         model(row)
         if not is_finite(model):
@@ -113,9 +113,7 @@ def is_finite(model: TableModel) -> bool:
     return all(bool(value.isfinite().all()) for value in model.state_dict().values() if value.is_floating_point())
 
 
-def _shape(column: Any) -> tuple[int, ...]:
-    return (column.width,) if isinstance(column, Numeric) else (column.length,) if isinstance(column, Bag) else ()
-
-
-def _dtype(column: Any) -> torch.dtype:
-    return torch.float32 if isinstance(column, Numeric) else torch.long
+def _empty_row(column: Any) -> Tensor:
+    if isinstance(column, Numeric):
+        return torch.zeros(1, column.width)
+    return torch.zeros(1, *((column.length,) if isinstance(column, Bag) else ()), dtype=torch.long)

@@ -42,9 +42,8 @@ class LossMeter(KeepsBufferPrecision):
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch of the tasks ``names``."""
         index = self.select(tuple(names), totals).index
-        self.sums.index_add_(
-            1, index, torch.stack([float64_if_supported(totals.detach()), float64_if_supported(counts)])
-        )
+        added = torch.stack([float64_if_supported(totals.detach()), float64_if_supported(counts)])
+        self.sums.index_add_(1, index, added)
 
     def select(self, names: tuple[str, ...], like: Tensor) -> Selected:
         """Return the named tasks, on the device and in the precision of ``like``.

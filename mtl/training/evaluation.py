@@ -86,9 +86,8 @@ class Evaluation(KeepsBufferPrecision):
             if self.tasks[names[0]].kind == "binary" and groups is not None:
                 columns["groups"] = groups
             columns |= {"weight": stack_tasks(weights, names)} if weights else {}
-            columns |= (
-                {"output": at_least_float32(stack_tasks(outputs, names))} if self._keeps_outputs(names[0]) else {}
-            )
+            if self._keeps_outputs(names[0]):
+                columns["output"] = at_least_float32(stack_tasks(outputs, names))
             self._blocks.append((names, {name: value.cpu() for name, value in columns.items()}))
         self._num_rows += size
 

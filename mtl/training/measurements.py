@@ -65,10 +65,8 @@ class Measurements(dict[Key, Measurement]):
         The last digits of float64 differ between runs that are otherwise equal, since sums depend on where tensors lie
         in memory.
         """
-        numbers = ((key, value, sem) for key, (value, sem) in self.items())
-        return type(self)(
-            {key: Measurement(_float32(value), None if sem is None else _float32(sem)) for key, value, sem in numbers}
-        )
+        numbers = ((key, _float32(value), sem and _float32(sem)) for key, (value, sem) in self.items())
+        return type(self)({key: Measurement(value, sem) for key, value, sem in numbers})
 
     def value(self, task: str, metric: str, split: str = "test", model: str = NETWORK) -> float | None:
         """Return a value; None if it was not measured, or is undefined."""
@@ -90,15 +88,15 @@ class Measurements(dict[Key, Measurement]):
         names = (key.model for key in self if key.split == split and LEAD not in key.model)
         return list(dict.fromkeys([NETWORK, *names]))
 
-    def by_model(self, split: str = "test") -> pl.DataFrame:
-        """Return the metrics of the tasks: the columns task, metric, network and the other models; null is undefined.
+    def by_model(self) -> pl.DataFrame:
+        """Return the test metrics: the columns task, metric, network and the other models; null is undefined.
 
         A row is a metric of the network.
         """
-        keys = [key for key in self if key.split == split and key.model == NETWORK and key.task]
+        keys = [key for key in self if (key.split, key.model) == ("test", NETWORK) and key.task]
         pairs = [(key.task, key.metric) for key in keys if key.metric != "loss" and not is_routing(key.metric)]
-        models = self.models(split)
-        rows = [(*pair, *(self.value(*pair, split, model) for model in models)) for pair in pairs]
+        models = self.models()
+        rows = [(*pair, *(self.value(*pair, model=model) for model in models)) for pair in pairs]
         schema = {"task": pl.String, "metric": pl.String, **dict.fromkeys(models, pl.Float64)}
         return pl.DataFrame(rows, schema, orient="row")
 

@@ -132,9 +132,8 @@ class MultiTaskModule(LightningModule):
             with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
                 outputs = [self(part.inputs, list(part.targets)) for part in self._latest]
                 pairs = zip(outputs, self._latest, strict=True)
-                self.weighting.after_step(
-                    [self.task_losses(output, part, count_in_epoch=False) for output, part in pairs]
-                )
+                losses = [self.task_losses(output, part, count_in_epoch=False) for output, part in pairs]
+                self.weighting.after_step(losses)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.weighting.before_step(self.global_step)
@@ -243,9 +242,8 @@ class MultiTaskModule(LightningModule):
         self._log_evaluation("test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(
-            self.network, self.weighting, self._optimizer, self._embedding_optimizer, self._embedding_tables
-        )
+        optimizers = self._optimizer, self._embedding_optimizer
+        return build_optimizer(self.network, self.weighting, *optimizers, self._embedding_tables)
 
     def configure_gradient_clipping(
         self,

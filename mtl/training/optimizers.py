@@ -107,10 +107,8 @@ def make_embeddings_sparse(network: nn.Module) -> list[nn.Parameter]:
     """Let all embedding tables of ``network`` have sparse gradients; return the tables."""
     tables: list[Any] = [part for part in network.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     name = type(network).__name__
-    require(
-        bool(tables),
-        f"embedding_optimizer: {name} has no embedding table for these inputs; use embedding_optimizer=none",
-    )
+    message = f"embedding_optimizer: {name} has no embedding table for these inputs; use embedding_optimizer=none"
+    require(bool(tables), message)
     for table in tables:
         table.sparse = True
     return [table.weight for table in tables]

@@ -67,7 +67,5 @@ def lr_factor_at(
 
 def check_schedule(shape: str, start: float, end: float) -> None:
     """Raise InputError for a value of 0 that the shape does not allow."""
-    require(
-        shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / MAX_VALUE,
-        f"schedule {shape} from {start} to {end}: both values must be greater than 0 (or use schedule=none)",
-    )
+    message = f"schedule {shape} from {start} to {end}: both values must be greater than 0 (or use schedule=none)"
+    require(shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / MAX_VALUE, message)

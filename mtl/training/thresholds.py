@@ -28,13 +28,11 @@ def choose_thresholds(
     Raises InputError if no task has a threshold.
     """
     thresholds = {}
-    for name, rows in validation.items():
-        task = tasks.get(name)
-        if task is None or task.kind != "binary" or chain(task, tasks)[0].sampling_rate != 1:
-            continue
-        has_chain = all(step.name in validation for step in chain(task, tasks))
+    for task in (task for task in tasks.values() if task.kind == "binary" and task.name in validation):
+        rows, steps = validation[task.name], chain(task, tasks)
+        has_chain = steps[0].sampling_rate == 1 and all(step.name in validation for step in steps)
         if has_chain and 0 < int(rows.label.sum()) < len(rows):
-            thresholds[name] = best_threshold(_calibrated(task, tasks, validation), rule)
+            thresholds[task.name] = best_threshold(_calibrated(task, tasks, validation), rule)
     why = "no binary task has validation rows of both classes (those with a sampling_rate do not count)"
     require(bool(thresholds), f"threshold: {why}")
     return thresholds

@@ -80,9 +80,8 @@ def show_best(study: Study, defaults: Path) -> None:
     console.print(table)
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     for trial in failed[:MOST]:
-        console.print(
-            f"trial {trial.number} failed: {trial.user_attrs.get('error', '')}", markup=False, highlight=False
-        )
+        line = f"trial {trial.number} failed: {trial.user_attrs.get('error', '')}"
+        console.print(line, markup=False, highlight=False)
     if best:
         show_trial(study, best[0].number)
     results = read_results(defaults)[0]

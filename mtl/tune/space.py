@@ -22,9 +22,8 @@ def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
 def _distribution(key: str, described: Any) -> BaseDistribution:
     try:
         if isinstance(described, list):
-            return CategoricalDistribution(
-                [write_value(v, str) if isinstance(v, list | dict) else v for v in described]
-            )
+            choices = [write_value(v, str) if isinstance(v, list | dict) else v for v in described]
+            return CategoricalDistribution(choices)
         whole = isinstance(described["low"], int) and isinstance(described["high"], int)
         return (IntDistribution if whole else FloatDistribution)(**described)
     except (KeyError, TypeError, ValueError) as error:
@@ -48,6 +47,5 @@ def write_overrides(values: Mapping[str, Any]) -> list[str]:
 
 def short(values: Mapping[str, Any]) -> str:
     """Return ``values`` as overrides for reading, with three digits of each number."""
-    return " ".join(
-        write_overrides({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()})
-    )
+    rounded = {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()}
+    return " ".join(write_overrides(rounded))

@@ -54,9 +54,8 @@ def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseSto
         raise InputError(f"storage={_without_credentials(address)}: {error}") from None
     except (ImportError, sqlalchemy.exc.ArgumentError) as error:
         accepted = f"accepted are URLs and {JOURNAL}FILE"
-        raise InputError(
-            f"storage={_without_credentials(address)}: {first_line(error.__cause__ or error)}; {accepted}"
-        ) from None
+        reason = first_line(error.__cause__ or error)
+        raise InputError(f"storage={_without_credentials(address)}: {reason}; {accepted}") from None
     except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
         if attempt == ATTEMPTS or any(text in first_line(error.__cause__ or error) for text in ADVICE_BY_ERROR):
             raise _refused(address, error) from None

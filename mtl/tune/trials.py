@@ -29,22 +29,20 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
     The state of a trial and its validation value come from the storage, everything else from its run. Raises InputError
     if there is no trial.
     """
-    trials_by_folder = {
-        _folder(trial, folder): (name, trial)
-        for name, (study, folder) in studies.items()
-        for trial in study.get_trials(deepcopy=False)
-    }
+    trials_by_folder: dict[Path, tuple[str, FrozenTrial]] = {}
+    for name, (study, folder) in studies.items():
+        for trial in study.get_trials(deepcopy=False):
+            path = run_folder(folder, "", trial.number)  # or where it was trained
+            path = path if path.exists() else Path(str(trial.user_attrs.get("folder", path)))
+            trials_by_folder[path] = name, trial
     require(bool(trials_by_folder), f"{', '.join(studies)}: no trial has begun")
     study = next(iter(studies.values()))[0]
     monitor, higher = monitor_of(study), study.direction == StudyDirection.MAXIMIZE
-    runs = read_named_runs(
-        {path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in trials_by_folder.items()}
-    )
-    told = zip(trials_by_folder.values(), runs.table.select("run", "state", "reason").rows(), strict=True)
-    outcomes = [
-        (*_outcome(trial, *run), trial.value if trial.state == TrialState.COMPLETE else None)
-        for (_, trial), run in told
-    ]
+    named = {path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in trials_by_folder.items()}
+    runs, trials = read_named_runs(named), [trial for _, trial in trials_by_folder.values()]
+    values = [trial.value if trial.state == TrialState.COMPLETE else None for trial in trials]
+    told = zip(trials, runs.table.select("run", "state", "reason").rows(), values, strict=True)
+    outcomes = [(*_outcome(trial, *run), value) for trial, run, value in told]
     types = {"state": pl.String, "reason": pl.String, monitor: pl.Float64}
     table = runs.table.with_columns(pl.DataFrame(outcomes, types, orient="row").get_columns())
     heading = "gate" if len(studies) > 1 else "study"
@@ -59,34 +57,18 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
     """
     with opened(address, folder) as storage:
         with undamaged(name):
-            names = [
-                study_name
-                for study_name in get_all_study_names(storage)
-                if study_name == name or study_name.startswith(f"{name}/")
-            ]
+            names = [text for text in get_all_study_names(storage) if f"{text}/".startswith(f"{name}/")]
         require(bool(names), f"study={name}: its storage has no such study")
-        studies = [
-            (study_name.removeprefix(name).removeprefix("/"), study_of(study_name, storage)) for study_name in names
-        ]
-        studies_by_gate = {gate or name: (study, folder / gate) for gate, study in studies if study}
-        defaults = {gate: run_folder(part, DEFAULTS, 0) for gate, (_, part) in studies_by_gate.items()}
-        return replace(
-            read_trials(studies_by_gate),
-            importances={gate: _importances(study) for gate, (study, _) in studies_by_gate.items()},
-            defaults={gate: path for gate, path in defaults.items() if path.exists()},
-        )
-
-
-def _importances(study: Study) -> dict[str, float]:
-    """Return the share of each option in the spread of the trials' values; {} of fewer than ``MIN_TRIALS``."""
-    values = [trial.value for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])]
-    return get_param_importances(study) if len(values) >= MIN_TRIALS and len(set(values)) > 1 else {}
-
-
-def _folder(trial: FrozenTrial, folder: Path) -> Path:
-    """Return the folder of a trial's run: below ``folder`` if it exists there, else where it was trained."""
-    path = run_folder(folder, "", trial.number)
-    return path if path.exists() else Path(str(trial.user_attrs.get("folder", path)))
+        studies = {text.removeprefix(name).removeprefix("/"): study_of(text, storage) for text in names}
+        studies_by_gate = {gate or name: (study, folder / gate) for gate, study in studies.items() if study}
+    importances, defaults = dict[str, dict[str, float]](), dict[str, Path]()
+    for gate, (study, part) in studies_by_gate.items():
+        values = [trial.value for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])]
+        if len(values) >= MIN_TRIALS and len(set(values)) > 1:
+            importances[gate] = get_param_importances(study)
+        if (path := run_folder(part, DEFAULTS, 0)).exists():
+            defaults[gate] = path
+    return replace(read_trials(studies_by_gate), importances=importances, defaults=defaults)
 
 
 def _outcome(trial: FrozenTrial, path: str, state: str, reason: str | None) -> tuple[str, str | None]:

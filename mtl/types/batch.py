@@ -52,9 +52,8 @@ class Batch:
 
     def in_blocks(self) -> Batch:
         """Return the batch with ``TaskTensors`` as targets and weights."""
-        return Batch(
-            self.inputs, TaskTensors.stack(self.targets), TaskTensors.stack(self.weights), self.groups, self.row_ids
-        )
+        targets, weights = map(TaskTensors.stack, (self.targets, self.weights))
+        return Batch(self.inputs, targets, weights, self.groups, self.row_ids)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors, of ``TaskTensors`` the blocks."""

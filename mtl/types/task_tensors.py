@@ -36,9 +36,7 @@ class TaskTensors(Mapping[str, Tensor]):
         if isinstance(tensors, TaskTensors):
             return tensors
         groups = group_by(tensors, lambda name: (tensors[name].shape, tensors[name].dtype)).values()
-        blocks = [
-            tensors[first][:, None] if not rest else stack_tasks(tensors, (first, *rest)) for first, *rest in groups
-        ]
+        blocks = [stack_tasks(tensors, names) if len(names) > 1 else tensors[names[0]][:, None] for names in groups]
         return cls(find_places(groups, tensors), blocks)
 
     def __getitem__(self, task: str) -> Tensor:

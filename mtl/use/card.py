@@ -20,7 +20,6 @@ from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.predictions import class_names
 from mtl.report.runs import read_results
 from mtl.runs.results import rankings
-from mtl.types import TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
 
@@ -42,6 +41,8 @@ def card(model: TrainedModel, results: Any, name: str) -> str:
     """Return the model card: a block of metadata in YAML, and what the network predicts, from what, and how well."""
     tasks, is_short = model.spec.tasks, len(model.spec.tasks) <= MAX_LISTED_TASKS
     names = "### Tasks\n\n" + markdown(", ".join(task.name for task in tasks))
+    classes = {task.name: ", ".join(class_names(task)) for task in tasks if task.kind != "regression"}
+    predicted = [[t.name, t.kind, classes.get(t.name) or "a number in the unit of its column"] for t in tasks]
     ranked = [] if is_short else rankings(results.measured, results.main_metrics, results.data.test_labels)
     metrics = ranked or [_metrics(model, results)]
     parts = [
@@ -49,7 +50,7 @@ def card(model: TrainedModel, results: Any, name: str) -> str:
         f"# {markdown(name)}",
         f"A network of `mtl` ({type(model.core).__name__}, {results.parameters or 0:,.0f} parameters) that predicts "
         f"{len(tasks)} tasks together.",
-        Table(["task", "kind", "predicts"], list(map(_predicts, tasks)), "Tasks").markdown() if is_short else names,
+        Table(["task", "kind", "predicts"], predicted, "Tasks").markdown() if is_short else names,
         "### Inputs\n\n" + markdown(", ".join(model.columns or model.spec.inputs)),
         *(table.markdown() for table in metrics),
     ]
@@ -67,11 +68,6 @@ def card(model: TrainedModel, results: Any, name: str) -> str:
     use = "### Use\n\n" + "\n".join([*lines, "```"])
     trained = f"### Training\n\n{markdown(results.command)}, seed {results.seed}; finished {results.finished}."
     return "\n\n".join(part for part in [*parts, "### Limits\n\n" + bullets(limits), use, trained] if part) + "\n"
-
-
-def _predicts(task: TaskSpec) -> list[str]:
-    classes = "" if task.kind == "regression" else ", ".join(class_names(task))
-    return [task.name, task.kind, classes or "a number in the unit of its column"]
 
 
 def _metrics(model: TrainedModel, results: Any) -> Table:

@@ -147,9 +147,8 @@ def _comparison(
     table = []
     for task, value, (row, difference) in [*of_tasks, *slices]:
         p = next(corrected) if value is not None and difference.p is not None else difference.p
-        table.append(
-            {"task": task.name, "by": value, **row, "p": p, "verdict_on_b": _outcome(row, difference, p, margin)}
-        )
+        outcome = _outcome(row, difference, p, margin)
+        table.append({"task": task.name, "by": value, **row, "p": p, "verdict_on_b": outcome})
     return pl.DataFrame(table, KINDS)
 
 

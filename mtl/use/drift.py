@@ -49,11 +49,8 @@ def drift(model: Any, frame: pl.DataFrame, threshold: float, batch_size: int, wh
         values, row = numbers(task, predictions), dict[str, Any](column=task.name, kind="prediction")
         if stored := reference.get(task.name):
             counts = bin_counts(values, stored.edges)
-            row |= {
-                "psi": psi(stored.counts, counts),
-                "p": p_value(stored.counts, counts),
-                "mean_reference": stored.mean,
-            }
+            row |= {"psi": psi(stored.counts, counts), "p": p_value(stored.counts, counts)}
+            row["mean_reference"] = stored.mean
         rows.append(row | ({} if task.kind == "multiclass" else {"mean": float(np.mean(values))}))
     return judge(rows, threshold)
 

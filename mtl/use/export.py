@@ -19,7 +19,7 @@ from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.nn.calibration import STEPS
 from mtl.predictions import conditional, task_summary
-from mtl.types import TaskSpec, Tokens
+from mtl.types import Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, load
 
@@ -64,11 +64,8 @@ def export_run(
         actual = dict(zip(names, map(torch.from_numpy, values), strict=True))
         differences["model.onnx"] = difference(loaded, actual, expected)
     for file, value in differences.items():
-        require(
-            value <= MAX_DIFFERENCE,
-            f"{folder / file}: its predictions differ from the network's by up to {value:.1e}; at most "
-            f"{MAX_DIFFERENCE:g} is allowed",
-        )
+        most = f"by up to {value:.1e}; at most {MAX_DIFFERENCE:g} is allowed"
+        require(value <= MAX_DIFFERENCE, f"{folder / file}: its predictions differ from the network's {most}")
     layers = loaded.core.named_modules()
     dense = [name for name, layer in layers if isinstance(layer, MixtureOfExperts) and not layer.is_static]
     return {"differences": differences, "dense": dense}
@@ -100,13 +97,9 @@ def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
         if task.kind == "regression" and task.calibration:
             levels = [level for level in LEVELS if level <= len(task.calibration.scores) / STEPS]
             margins = {f"{level:g}": task.interval_margin(level) for level in levels}
-            outputs[task.name]["interval"] = {"add": _widened(task), **margins}
+            ends = "; no end is below 0" if task.not_negative or task.loss == "poisson" else ""
+            widened = WIDENED + (" of the logarithms" if task.transform else ends)
+            outputs[task.name]["interval"] = {"add": widened, **margins}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
     return {"inputs": described_inputs, "outputs": outputs, "data": model.stored["data"]}
-
-
-def _widened(task: TaskSpec) -> str:
-    """Return how the ends of an interval follow from the predictions of a regression."""
-    ends = "; no end is below 0" if task.not_negative or task.loss == "poisson" else ""
-    return WIDENED + (" of the logarithms" if task.transform else ends)

@@ -30,11 +30,8 @@ def to_polars(rows: Any) -> pl.DataFrame:
         twice = sorted({name for name in names if names.count(name) > 1})
         require(not twice, f"several columns are called {', '.join(map(repr, twice))}: give each a name of its own")
         rows = {str(name): column for name, column in rows.items()}
-    require(
-        isinstance(rows, Mapping),
-        f"rows are a {type(rows).__name__}: give a DataFrame of polars or pandas, a dict of columns, or a dict of "
-        "tensors",
-    )
+    accepted = "a DataFrame of polars or pandas, a dict of columns, or a dict of tensors"
+    require(isinstance(rows, Mapping), f"rows are a {type(rows).__name__}: give {accepted}")
     try:
         return _without_nan(pl.DataFrame({name: _cells(values) for name, values in rows.items()}))
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
@@ -101,17 +98,14 @@ def _text(cell: Any) -> str:
 
 def like(rows: Any, table: pl.DataFrame, indexed: bool = False) -> Any:
     """Return ``table``, in pandas if ``rows`` are; ``indexed``: with the same index."""
-    if not is_pandas(rows):
-        return table
-    kind = type(rows.to_frame() if hasattr(rows, "to_frame") else rows)
-    return kind(table.to_dict(as_series=False), index=rows.index if indexed else None)
+    return to_pandas(table, rows.index if indexed else None) if is_pandas(rows) else table
 
 
-def to_pandas(table: pl.DataFrame) -> Any:
+def to_pandas(table: pl.DataFrame, index: Any = None) -> Any:
     """Return ``table`` as a DataFrame of pandas; polars' own method needs pyarrow."""
     import pandas
 
-    return pandas.DataFrame(table.to_dict(as_series=False))
+    return pandas.DataFrame(table.to_dict(as_series=False), index=index)
 
 
 def is_pandas(rows: Any) -> bool:

@@ -79,15 +79,15 @@ def plot(model: TrainedModel, kind: PlotKind, rows: Any, tasks: Sequence[TaskSpe
         require(rows is None, 'plot("losses") draws those of the training: leave out the rows')
         folder, panels = run_folder(model), _panels(len(names))
         results, _ = read_results(folder)
-        epochs = results.epochs if results is not None and results.epochs else 0.0
+        epochs, tested = (results and results.epochs) or 0.0, model.stored.get("epoch")
         for axes, name in zip(panels, names, strict=True):
             metrics = [f"train/{name}/loss", f"val/{name}/loss"]
-            is_drawn = epochs > 0 and draw_by_epoch(axes, folder, name, metrics, epochs, model.stored.get("epoch"))
+            is_drawn = epochs > 0 and draw_by_epoch(axes, folder, name, metrics, epochs, tested)
             require(is_drawn, f"the run in {folder} has not logged its losses: train it with logger=tensorboard or csv")
         return panels
     if kind == "importance":
         require(rows is not None, 'plot("importance") shuffles the cells of rows with labels: give them as rows')
-        table = pl.DataFrame(to_polars(model.importance(rows, tasks=names)))
+        table = to_polars(model.importance(rows, tasks=names))
         panels = _panels(len(names))
         for axes, name in zip(panels, names, strict=True):
             part = table.filter(task=name).head(_MAX_BARS).reverse()
@@ -99,16 +99,15 @@ def plot(model: TrainedModel, kind: PlotKind, rows: Any, tasks: Sequence[TaskSpe
         binary = [task for task in tasks if task.kind == "binary"]
         require(bool(binary), 'plot("reliability") draws probabilities of binary tasks, and there is none')
         if rows is None:
-            specs, predictions, _ = read_predictions(run_folder(model), model=model.model_name)
+            predictions = read_predictions(run_folder(model), model=model.model_name)[1]
+        elif model.labelled is None:
+            raise InputError("the data of this network are no table, so there are no rows to read")
         else:
-            if model.labelled is None:
-                raise InputError("the data of this network are no table, so there are no rows to read")
             batch = model.labelled(to_polars(rows), UNNAMED_TABLE)
-            specs, predictions = {}, evaluation_of(model, [batch], model.spec.tasks).gathered()
-        [axes] = _panels(1)
-        pairs = [(specs.get(task.name, task), predictions[task.name]) for task in binary if task.name in predictions]
-        draw_reliability(axes, pairs)
-        return [axes]
+            predictions = evaluation_of(model, [batch], model.spec.tasks).gathered()
+        panels = _panels(1)
+        draw_reliability(panels[0], [(task, predictions[task.name]) for task in binary if task.name in predictions])
+        return panels
     require(rows is None, 'plot("experts") draws the experts of the test rows: leave out the rows')
     tables = _read_shares(run_folder(model))
     require(bool(tables), "the network has no experts; train one with gate=comet, say")
@@ -124,16 +123,15 @@ def run_folder(model: TrainedModel) -> Path:
     """Return the folder of the run that trained ``model``. Raises InputError if it is not there."""
     if model.folder is None or not model.folder.is_dir():
         raise InputError("the folder of this model's run is not there: use what mtl.fit or mtl.load(RUN) returns")
-    folder: Path = model.folder
-    return folder
+    return model.folder
 
 
 def _panels(count: int) -> list[Any]:
     """Return ``count`` axes beside each other in a figure, which notebooks show."""
     from matplotlib import pyplot  # chooses a backend when it is imported
 
-    width, height = _SIZE
-    return list(pyplot.subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")[1][0])
+    size = (_SIZE[0] * count, _SIZE[1])
+    return list(pyplot.subplots(1, count, figsize=size, squeeze=False, layout="constrained")[1][0])
 
 
 def _read_shares(folder: Path) -> list[pl.DataFrame]:

@@ -19,11 +19,6 @@ from mtl.types import Batch, TaskSpec
 IMPORTANCE = {"task": pl.String, "column": pl.String, "metric": pl.String, "importance": pl.Float64, "std": pl.Float64}
 
 
-def evaluated(model: Any, batch: Batch, batch_size: int = 4096) -> dict[str, float]:
-    """Return loss and metrics of the rows of ``batch``."""
-    return evaluation_of(model, [batch], model.spec.tasks, batch_size).compute()
-
-
 def evaluation_of(
     model: Any, batches: Iterable[Batch], tasks: Sequence[TaskSpec], batch_size: int = 4096
 ) -> Evaluation:
@@ -46,11 +41,12 @@ def importance(model: Any, batch: Batch, tasks: Sequence[TaskSpec], repeats: int
     predicted = [task.name for task in with_earlier(tasks, {task.name: task for task in model.spec.tasks})]
     targets, weights = ({n: of[n] for n in predicted if n in of} for of in (batch.targets, batch.weights))
     batch = Batch(batch.inputs, targets, weights, batch.groups)
-    before, losses = evaluated(model, batch), dict[tuple[str, str], list[float]]()
+    before, losses = evaluation_of(model, [batch], model.spec.tasks).compute(), dict[tuple[str, str], list[float]]()
     for column in with_progress_bar(model.columns, "shuffling columns"):
         for _ in range(repeats):
             inputs = model.encoder.reorder(batch.inputs, column, torch.from_numpy(draw.permutation(len(batch))))
-            after = evaluated(model, Batch(inputs, targets, weights, batch.groups))
+            shuffled = Batch(inputs, targets, weights, batch.groups)
+            after = evaluation_of(model, [shuffled], model.spec.tasks).compute()
             for task, metric in mains.items():
                 name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0
                 lost = sign * (before.get(name, math.nan) - after.get(name, math.nan))

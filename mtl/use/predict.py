@@ -46,9 +46,8 @@ def predicted(
     which names file, column and row, if the file or a cell cannot be read, or if a column is missing.
     """
     if model.encoder is None:
-        raise InputError(
-            "the data of this network have no rows that a table could hold: mtl.load(CHECKPOINT).predict takes tensors"
-        )
+        no_table = "the data of this network have no rows that a table could hold"
+        raise InputError(f"{no_table}: mtl.load(CHECKPOINT).predict takes tensors")
     for number, (block, fraction) in enumerate(model.encoder.blocks(rows)):
         columns = [name for name in block.columns if name != ROW]
         missing = [name for name in keep or () if name not in columns]
@@ -58,10 +57,8 @@ def predicted(
             _warn_of_drift(model, block[:DRIFT_SAMPLE_ROWS], rows, interval)
         kept = block.select(columns if keep is None else list(keep))
         twice = [name for name in predictions.columns if name in kept.columns]
-        require(
-            not twice,
-            f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep",
-        )
+        message = f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep"
+        require(not twice, message)
         yield kept.hstack(predictions.get_columns()) if kept.width else predictions, fraction
 
 
@@ -77,8 +74,8 @@ def _warn_of_drift(model: TrainedModel, block: pl.DataFrame, rows: Path, interva
 
 def read_rows(model: TrainedModel, rows: Path) -> pl.DataFrame:
     """Return the rows of a file. Raises InputError."""
-    require(model.encoder is not None, "the data of this network are no table")
-    assert model.encoder is not None
+    if model.encoder is None:
+        raise InputError("the data of this network are no table")
     return pl.concat([block.drop(ROW, strict=False) for block, _ in model.encoder.blocks(rows)])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from mtl.runs.predictions_file import read_predictions
 from mtl.runs.results import MOST_TASKS, best_and_worst, by_task, rankings
 from mtl.runs.test_rows import describe_tested_epoch, labels_by_task, measured_by_task
 from mtl.training.labeled_predictions import LabeledPredictions
-from mtl.training.metrics import value_of
 from mtl.types import ROW, TaskSpec
 from mtl.use import slices
 from mtl.use.trained import TrainedModel, model_of
@@ -48,13 +46,7 @@ _IMPORTANCE = "On what it relies"
 _MAX_CELL_CHARS = 40  # characters of a cell
 
 
-@dataclass(frozen=True)
-class TestedTable:
-    """The network of a run on a table, the ``rows`` of its test, and how its files have changed since."""
-
-    model: TrainedModel
-    rows: SplitRows
-    changes: Sequence[str]
+TestedTable = tuple[TrainedModel, SplitRows]  # the network of a run on a table, and the rows of its test
 
 
 def write_run_page(
@@ -83,16 +75,15 @@ def write_run_page(
     try:
         checkpoint = read(folder, "last" if config(folder).get("test_checkpoint") == "last" else "best")
         epoch = int(checkpoint.get("epoch", 0))
-        table = _tested_table(checkpoint, trust, frames or {}, places or {})
-        notes += table.changes if table else ()
+        table, changes = _tested_table(checkpoint, trust, frames or {}, places or {})
+        notes += changes
     except (InputError, OSError) as error:
         memory = read_json(folder / COMMAND).get("rows")  # of mtl.fit, whose page has all
         why = "they were in memory" if memory else first_line(error)
         notes.append(f"The test rows cannot be read again, so what needs them is left out: {why}")
     tasks, shown_tasks = list(results.main_metrics), _shown_tasks(results)
-    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown_tasks} | {
-        name: [name] for name in curves
-    }
+    panels = {task: [f"train/{task}/loss", f"val/{task}/loss"] for task in shown_tasks}
+    panels |= {name: [name] for name in curves}
     if len(tasks) > MOST_TASKS:
         which = "first" if shown_tasks == tasks[: len(shown_tasks)] else "best and worst"
         notes.append(f"Pictures and rows are those of the {which} {len(shown_tasks)} of {len(tasks)} tasks.")
@@ -100,7 +91,8 @@ def write_run_page(
     drawn = curves_by_epoch(folder, panels, results.epochs, epoch)
     notes += [f"No curve: the run has not logged {name}." for name in curves if name not in drawn]
     losses = [picture(figure, "", f"{name} by epoch") for name, figure in drawn.items()]
-    errors = {task.name: _error(task, rows, results) for task, rows in predictions if len(tasks) <= MAX_LISTED_TASKS}
+    listed = [(task, rows) for task, rows in predictions if task.name in tasks and len(tasks) <= MAX_LISTED_TASKS]
+    errors = {task.name: slices.spread(task, results.main_metrics[task.name], rows) for task, rows in listed}
     sections = [_overview(results, notes, errors), Section("Losses by epoch", figures=losses)]
     predictions = [(task, rows) for task, rows in predictions if task.name in shown_tasks]
     wrong, by_class = pictures_of_errors(predictions), recalls(predictions)
@@ -110,7 +102,7 @@ def write_run_page(
         sections.append(Section("For whom it is worse", tables=by_slice))
     sections.append(Section("Experts by task", figures=pictures_of_experts(runs, {})))
     if table is not None:
-        sections += _of_table(table, predictions, shown_tasks)
+        sections += _of_table(*table, predictions, shown_tasks)
     costs = costs_of(runs)
     sections += [Section("Costs", tables=[costs])] if costs else []
     sections = [section for section in sections if section.has_content]
@@ -118,7 +110,7 @@ def write_run_page(
     return sections
 
 
-def _overview(results: Results, notes: Sequence[str], errors: Mapping[str, float | None] | None = None) -> Section:
+def _overview(results: Results, notes: Sequence[str], errors: Mapping[str, float | None]) -> Section:
     """Return a sentence on each task, or a few on many, advice, and the table of all metrics beside other models'.
 
     ``errors``: the standard errors of the main metrics, by task.
@@ -127,7 +119,7 @@ def _overview(results: Results, notes: Sequence[str], errors: Mapping[str, float
     table = by_task(*numbers, most=MAX_LISTED_TASKS)
     if isinstance(table, Table):
         mains, tables = results.main_metrics.items(), [table]
-        lines = [describe_task(results.measured, *main, (errors or {}).get(main[0])) for main in mains]
+        lines = [describe_task(results.measured, *main, errors.get(main[0])) for main in mains]
         intervals = "In brackets: 95 % intervals over the test rows, of this one training."
         notes = [*notes, f"{intervals} The verdict on the best other model is corrected for the number of models."]
     else:
@@ -138,12 +130,6 @@ def _overview(results: Results, notes: Sequence[str], errors: Mapping[str, float
     tables += [*([labels] if isinstance(labels, Table) else []), *measured_by_task(record)]
     lines += [text for text in (tested, labels) if isinstance(text, str)]
     return Section("How good it is", [*filter(None, lines), *results.advice], tables=tables, notes=notes)
-
-
-def _error(task: TaskSpec, rows: LabeledPredictions, results: Results) -> float | None:
-    """Return the standard error of the main metric of a task; None if it has none."""
-    metric = results.main_metrics.get(task.name)
-    return slices.spread(lambda part: value_of(task.kind, metric, part[0]), rows, metric) if metric else None
 
 
 def _shown_tasks(results: Results) -> list[str]:
@@ -160,38 +146,38 @@ def _shown_tasks(results: Results) -> list[str]:
 
 def _tested_table(
     checkpoint: Checkpoint, trust: Sequence[str], frames: Mapping[str, pl.DataFrame], places: Mapping[str, Any]
-) -> TestedTable | None:
-    """Return the network and the test rows of a run on a table; None if its data are no table. Raises InputError."""
+) -> tuple[TestedTable | None, list[str]]:
+    """Return the table of a run, None if its data are none, and how its files have changed since. Raises InputError."""
     cfg = config_to_load(checkpoint, trust)
     has = checkpoint.config(trust)["data"]
     cfg.data.update({option: value for option, value in places.items() if option in has})
     data = build.build_data(cfg)
     if data.labelled is None:
-        return None
+        return None, []
     if frames:
         data.frames = frames
     data.load_state_dict(checkpoint.data(), test_only=True)
     data.prepare_data()
     changes = [f"{change} since the training." for change in data.changed_files().values()]
-    return TestedTable(model_of(checkpoint, cfg), data.split_rows()["test"], changes)
+    return (model_of(checkpoint, cfg), data.split_rows()["test"]), changes
 
 
-def _of_table(table: TestedTable, predictions: Sequence[Predictions], tasks: Sequence[str]) -> list[Section]:
+def _of_table(
+    model: TrainedModel, test_rows: SplitRows, predictions: Sequence[Predictions], tasks: Sequence[str]
+) -> list[Section]:
     """Return the importance of the columns of a table, and the rows with the largest errors of each of ``tasks``."""
-    count = len(table.rows)
+    count = len(test_rows)
     worst = [(task, _with_largest_errors(rows, count)) for task, rows in predictions]
     drawn = np.sort(np.random.default_rng(0).permutation(count)[:_IMPORTANCE_ROWS])
     wanted = np.unique(np.concatenate([drawn, *(rows.row_id.numpy() for _, rows in worst)]))
-    frame = _rows_at(table.rows, wanted)
+    frame = _rows_at(test_rows, wanted)
     sample = frame[np.searchsorted(wanted, drawn)].select(data_columns(frame))
-    tables = [
-        _worst(table.model, task, rows, frame[np.searchsorted(wanted, rows.row_id.numpy())]) for task, rows in worst
-    ]
-    errors, wide = Section("Largest errors", tables=tables), len(table.model.columns)
+    tables = [_worst(model, task, rows, frame[np.searchsorted(wanted, rows.row_id.numpy())]) for task, rows in worst]
+    errors, wide = Section("Largest errors", tables=tables), len(model.columns)
     if wide > _MAX_COLUMNS_SHUFFLED:
         left_out = f"Left out, since the table has {wide} columns: mtl importance RUN ROWS computes it."
         return [Section(_IMPORTANCE, notes=[left_out]), errors]
-    importance = _importance(table.model, sample, [task.name for task, _ in predictions] or tasks)
+    importance = _importance(model, sample, [task.name for task, _ in predictions] or tasks)
     return [Section(_IMPORTANCE, tables=[importance]), errors]
 
 

@@ -254,9 +254,8 @@ class Measured:
         self.requests.labels(200).inc()
         self.rows.inc(rows)
         self.seconds.observe(seconds)
-        now = Counts(
-            dict(getattr(self.encoder, "remarks", Remarks()).unusual)
-        )  # a copy, since the predictor counts meanwhile
+        unusual = getattr(self.encoder, "remarks", Remarks()).unusual
+        now = Counts(dict(unusual))  # a copy, since the predictor counts meanwhile
         for key in now:
             self.unusual.labels(*key).inc(now[key] - self.counted[key])
         self.counted = now

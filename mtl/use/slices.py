@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,6 +13,7 @@ import polars as pl
 import scipy  # imports its parts at their first use
 import torch
 
+from mtl.checks import join_some
 from mtl.data_modules.tables.cells import as_text, parse_numbers
 from mtl.files.formatting import number, with_error
 from mtl.files.tables import Bold, Table
@@ -25,7 +26,6 @@ from mtl.types import TaskSpec
 # Values of a column; the rows of rarer ones are together, and numbers with more values are cut at quartiles
 MAX_SLICES = 20
 LEVEL = 0.05  # of p-values, corrected for the number of slices and tasks
-MAX_SLICES_NAMED = 3  # slices in sentences
 MAX_SLICES_SHOWN = 10  # slices of a table; the others are folded
 MIN_SLICE_ROWS = 20  # labelled test rows of a slice that is not folded
 
@@ -97,7 +97,8 @@ def values_of(cells: pl.Series, encoder: Any) -> pl.Series:
     if not is_category and numbers.n_unique() > MAX_SLICES and numbers.null_count() == cells.null_count():
         quartiles = (numbers.quantile(fraction, "nearest") for fraction in (0.25, 0.5, 0.75))
         bounds = sorted({float(quartile) for quartile in quartiles if quartile is not None})
-        ranges = pl.Series([_between(*ends) for ends in pairwise(["", *_texts(bounds), ""])])
+        ends = pairwise(["", *_texts(bounds), ""])
+        ranges = pl.Series([", ".join([f"above {a}"] * bool(a) + [f"up to {b}"] * bool(b)) for a, b in ends])
         names = ranges[np.searchsorted(bounds, numbers.fill_null(0.0).to_numpy())]
         named = pl.when(numbers.is_null()).then(pl.lit("missing")).otherwise(names)
         return pl.select(named.alias(cells.name)).to_series()
@@ -113,10 +114,6 @@ def _texts(bounds: Sequence[float]) -> list[str]:
     return next(candidates for candidates in texts if len(set(candidates)) == len(bounds))
 
 
-def _between(low: str, high: str) -> str:
-    return ", ".join([f"above {low}"] * bool(low) + [f"up to {high}"] * bool(high))
-
-
 def compared(
     task: TaskSpec, metrics: Sequence[str], rows: LabeledPredictions, inside: pl.Series, column: str, value: str
 ) -> list[Slice]:
@@ -125,28 +122,23 @@ def compared(
     selected, others = (rows.at(index.nonzero()[:, 0]) for index in (mask, ~mask))
     slices = []
     for metric in metrics:
-
-        def score(rows: Sequence[LabeledPredictions], metric: str = metric) -> float:
-            return value_of(task.kind, metric, rows[0])
-
-        inner, outer = (score([part]) if len(part.label) else math.nan for part in (selected, others))
-        sem, p = spread(score, selected, metric), None
+        inner, outer = (value_of(task.kind, metric, part) if len(part) else math.nan for part in (selected, others))
+        sem, p = spread(task, metric, selected), None
         if metric == metrics[0] and sem is not None and math.isfinite(inner - outer):
-            others_sem = spread(score, others, metric)
+            others_sem = spread(task, metric, others)
             scale = math.hypot(sem, others_sem) if others_sem is not None else 0.0
             p = float(2 * scipy.stats.norm.sf(abs(inner - outer) / scale)) if scale > 0 else None
         defined = [None if math.isnan(metric_value) else metric_value for metric_value in (inner, outer)]
-        slices.append(Slice(column, value, task.name, metric, len(selected.label), defined[0], sem, defined[1], p))
+        slices.append(Slice(column, value, task.name, metric, len(selected), defined[0], sem, defined[1], p))
     return slices
 
 
-def spread(
-    score: Callable[[Sequence[LabeledPredictions]], float], rows: LabeledPredictions, metric: str
-) -> float | None:
+def spread(task: TaskSpec, metric: str, rows: LabeledPredictions) -> float | None:
     """Return the bootstrap standard error of a metric of ``rows``; None of fewer than ``MIN_ROWS``."""
-    if len(rows.label) < MIN_ROWS:
+    if len(rows) < MIN_ROWS:
         return None
-    return standard_error(score, [rows], metric, RESAMPLES, MAX_RESAMPLE_ROWS)[0]
+    sizes = RESAMPLES, MAX_RESAMPLE_ROWS
+    return standard_error(lambda drawn: value_of(task.kind, metric, drawn[0]), [rows], metric, *sizes)[0]
 
 
 def read(record: Iterable[Any]) -> list[Slice]:
@@ -160,10 +152,9 @@ def sentences(slices: Sequence[Slice]) -> list[str]:
     parts = [
         f"{part.task} {part.metric} {number(part.score, 4)} where {part.column} is {part.value} "
         f"({number(part.rest, 4)} elsewhere)"
-        for part in worse[:MAX_SLICES_NAMED]
+        for part in worse
     ]
-    more = [f"{len(worse) - MAX_SLICES_NAMED} more"] if len(worse) > MAX_SLICES_NAMED else []
-    return [f"Worse than elsewhere: {'; '.join([*parts, *more])}."] if parts else []
+    return [f"Worse than elsewhere: {join_some(parts)}."] if parts else []
 
 
 def tables_of(slices: Sequence[Slice], mains: dict[str, str]) -> list[Table]:
@@ -187,6 +178,5 @@ def tables_of(slices: Sequence[Slice], mains: dict[str, str]) -> list[Table]:
         f"fewer than {MIN_ROWS} rows have none."
     )
     header = ["task", "slice", "rows", "metric", "elsewhere", "p"]
-    tables = [Table(header, rows[:num_shown], notes=[note])]
-    others = rows[num_shown:]
-    return [*tables, *([Table(header, others, f"{len(others)} other slices", folded=True)] if others else [])]
+    others = Table(header, rows[num_shown:], f"{len(rows) - num_shown} other slices", folded=True)
+    return [Table(header, rows[:num_shown], notes=[note]), *([others] if others.rows else [])]

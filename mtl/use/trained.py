@@ -177,9 +177,8 @@ class TrainedModel:
             if experts:
                 for key, weights in self._weights(batch.inputs, output):
                     used.setdefault(key, []).append(experts_used(weights))
-        require(
-            not experts or bool(used) or not values, "experts: this network has none; train one with gate=comet, say"
-        )
+        message = "experts: this network has none; train one with gate=comet, say"
+        require(not experts or bool(used) or not values, message)
         table: dict[str, pl.Series] = {}
         for task in specs:
             value = torch.cat(values.get(task.name, [predictions.empty(task)]))
@@ -242,19 +241,18 @@ class TrainedModel:
             raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
         evaluation = evaluation_of(self, [self.labelled(to_polars(rows), where)], self.spec.tasks, batch_size)
         measured = evaluation.compute()
+        specs = {task.name: task for task in self.spec.tasks}
         if threshold is not None:
-            require(self.folder is not None, "threshold: this network was not read from the folder of a run")
-            assert self.folder is not None
-            specs = {task.name: task for task in self.spec.tasks}
+            if self.folder is None:
+                raise InputError("threshold: this network was not read from the folder of a run")
             validation = read_predictions(self.folder, "val", self.model_name)[1]
             for task, values in decisions(specs, validation, evaluation.gathered(), threshold).items():
-                for name, value in values.items():
-                    key = f"{task}/{name}" if name == "threshold" else f"{task}/{name}_at_threshold"
-                    measured[key] = math.nan if value is None else value
+                numbers = {f"{task}/{name}_at_threshold": value for name, value in values.items()}
+                numbers[f"{task}/threshold"] = numbers.pop(f"{task}/threshold_at_threshold")
+                measured |= {name: math.nan if value is None else value for name, value in numbers.items()}
         if interval is not None:
             self.margins(interval, self.spec.tasks)
-            specs, rows_of = {task.name: task for task in self.spec.tasks}, evaluation.gathered()
-            for task, ends in measure_intervals(specs, rows_of, interval).items():
+            for task, ends in measure_intervals(specs, evaluation.gathered(), interval).items():
                 measured |= {f"{task}/interval_{name}": ends[name] for name in ("coverage", "width")}
         return measured
 
@@ -412,8 +410,8 @@ def load(
     if network is None and data is None:
         checkpoint = read(path)
         return model_of(checkpoint, config_to_load(checkpoint, trust), device, model)
-    require(network is not None and data is not None, "give network and data together, or neither")
-    assert network is not None
+    if network is None or data is None:
+        raise InputError("give network and data together, or neither")
     checkpoint = _only(read(path), model)
     data.load_state_dict(checkpoint.data())
     return _model(checkpoint, network, data, device)
@@ -436,9 +434,8 @@ def _only(checkpoint: Checkpoint, model: str | None) -> Checkpoint:
     blend = checkpoint.get("blend") or {}
     default = BLEND if blend else NETWORK
     names = [default, NETWORK, *blend.get("models", ())]
-    require(
-        model in (None, *names), f"model={model}: checkpoint {checkpoint.path} has {join_names(dict.fromkeys(names))}"
-    )
+    message = f"model={model}: checkpoint {checkpoint.path} has {join_names(dict.fromkeys(names))}"
+    require(model in (None, *names), message)
     if model in (None, default):
         return checkpoint
     weights = {task: {NETWORK: 0.0, model: 1.0} for task in blend.get("weights", ())}
@@ -464,30 +461,25 @@ def _model(checkpoint: Checkpoint, network: Any, data: Any, device: str | torch.
         raise InputError(f"device={format_value(device)}: {first_line(error)}") from error
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     state = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
-    encoder, labelled = data.row_encoder, data.labelled
-    metrics, tested = checkpoint.get("metrics"), _tested(checkpoint.path)
-    if not metrics:
-        metrics = {name: _own(tested, spec.tasks, name) for name in tested.models()}
-    folder = checkpoint.path.parent.parent if tested else None
-    name, stored = checkpoint.get("model", BLEND if blend else NETWORK), {**stored, "state_dict": state}
-    return TrainedModel(network, spec, encoder, place, stored, labelled, metrics, name, folder)
-
-
-def _tested(path: Path) -> Measurements:
-    """Return the numbers of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
-    results, _ = read_results(path.parent.parent)
+    folder, name = checkpoint.path.parent.parent, checkpoint.get("model", BLEND if blend else NETWORK)
+    results, stored = read_results(folder)[0], {**stored, "state_dict": state}
     # "last weights": there is no best.ckpt
-    is_tested = results is not None and results.checkpoint.rpartition("/")[2] in (path.name, "last weights")
-    return results.measured if results is not None and is_tested else Measurements()
+    is_tested = results is not None and results.checkpoint.rpartition("/")[2] in (checkpoint.path.name, "last weights")
+    tested = results.measured if results is not None and is_tested else Measurements()
+    metrics = checkpoint.get("metrics") or _metrics_by_model(tested, spec.task_names)
+    rows = data.row_encoder, place, stored, data.labelled
+    return TrainedModel(network, spec, *rows, metrics, name, folder if tested else None)
 
 
-def _own(tested: Measurements, tasks: Sequence[TaskSpec], model: str) -> dict[str, float | None]:
-    """Return the losses and metrics of ``tasks`` on the test rows; None is undefined."""
-    names = [task.name for task in tasks]
-    keys = [key for key in tested if (key.split, key.model) == ("test", model) and not is_routing(key.metric)]
-    keys = [key for key in keys if key.task in names or (not key.task and key.metric in OF_ALL)]
-    pairs = [key._replace(split="", model=NETWORK) for key in keys]
-    return {str(pair): tested.value(pair.task, pair.metric, "test", model) for pair in pairs}
+def _metrics_by_model(tested: Measurements, tasks: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Return the losses and metrics of ``tasks`` on the test rows, of each model; None is undefined."""
+    metrics: dict[str, dict[str, float | None]] = {model: {} for model in tested.models()}
+    for key in tested:
+        is_metric = key.task in tasks and not is_routing(key.metric)
+        if key.split == "test" and key.model in metrics and (is_metric or (not key.task and key.metric in OF_ALL)):
+            name = str(key._replace(split="", model=NETWORK))
+            metrics[key.model][name] = tested.value(key.task, key.metric, model=key.model)
+    return metrics
 
 
 def experts_used(weights: Tensor) -> pl.Series:

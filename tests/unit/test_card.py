@@ -90,7 +90,7 @@ def test_of_hundreds_of_tasks_page_and_card_show_the_best_and_the_worst() -> Non
     record = {"numbers": {"test": {"network": numbers}}, "main_metrics": dict.fromkeys(tasks, "auroc"), "finished": ""}
     results = Results.model_validate(record)
     assert run_page._shown_tasks(results) == ["t99", "t98", "t97", "t96", "t0", "t1", "t2", "t3"]
-    section = run_page._overview(results, [])
+    section = run_page._overview(results, [], {})
     assert [len(table.rows) for table in section.tables] == [1, 10]
     model = SimpleNamespace(
         spec=SimpleNamespace(tasks=[TaskSpec(task, "binary") for task in tasks]), core=None, columns=["x"]

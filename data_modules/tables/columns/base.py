@@ -49,9 +49,8 @@ class Column(ABC):
     @property
     def inputs(self) -> Mapping[str, Categorical | Bag]:
         """The inputs that are ids."""
-        return {
-            name: Categorical(vocabulary.size, added=vocabulary.added) for name, vocabulary in self.vocabularies.items()
-        }
+        vocabularies = self.vocabularies.items()
+        return {name: Categorical(vocabulary.size, added=vocabulary.added) for name, vocabulary in vocabularies}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -74,18 +74,14 @@ class GradientWeighting(JacobianWeighting):
             raise InputError(f"weighting: {type(self.aggregator).__name__}, {num_tasks} tasks: {error}") from None
         from torchjd.aggregation import WeightedAggregator  # an extra
 
+        option = "weighting.grad_wrt=representation"
         if isinstance(self.aggregator, WeightedAggregator):
             self.aggregator.weighting.register_forward_hook(self._remember)
         elif grad_wrt == "representation":
             title = type(self.aggregator).__name__
-            raise InputError(
-                f"weighting.grad_wrt=representation: {title} does not weight the tasks; use grad_wrt=parameters"
-            )
+            raise InputError(f"{option}: {title} does not weight the tasks; use grad_wrt=parameters")
         if grad_wrt == "representation" and any(task.after for task in network.tasks):
-            raise InputError(
-                "weighting.grad_wrt=representation: the loss of a task after another one depends on both; use "
-                "grad_wrt=parameters"
-            )
+            raise InputError(f"{option}: the loss of a task after another one depends on both; use grad_wrt=parameters")
 
     @property
     def aggregator(self) -> Any:

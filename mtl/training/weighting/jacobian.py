@@ -78,10 +78,8 @@ class JacobianWeighting(Weighting):
 
     def check(self, gradients: Tensor, step: int) -> None:
         """Raise InputError if one is not finite: solvers would fail on it, or hide it."""
-        require(
-            bool(torch.isfinite(gradients).all()),
-            f"step {step}: the gradient of a task is NaN or infinite; a smaller learning rate may help",
-        )
+        message = f"step {step}: the gradient of a task is NaN or infinite; a smaller learning rate may help"
+        require(bool(torch.isfinite(gradients).all()), message)
 
     @torch.no_grad()
     def before_step(self, step: int) -> None:
