@@ -57,7 +57,7 @@ def _fresh() -> None:
 
 @pytest.fixture
 def few_trees() -> Iterator[None]:
-    """Let the trees of a blend be few in a test."""
+    """Let the models of a blend be small in a test."""
     from tests import trees
 
     with trees.few_trees():
