@@ -24,9 +24,9 @@ _choices = defaults_list._create_interpolation_map
 
 
 def _load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
-    """Return a file as Hydra read it the first time, as an object of its own; files of other folders are read anew."""
+    """Return a file as Hydra read it the first time, as an object of its own; files of users are read anew."""
     source = self._find_object_source(config_path, ObjectType.CONFIG)
-    if source is None or source.path != str(ROOT / "conf"):
+    if source is None or source.path not in (str(ROOT / "conf"), "hydra.conf"):
         return _read(self, config_path)
     if config_path not in _kept:
         _kept[config_path] = pickle.dumps(_read(self, config_path))
