@@ -67,8 +67,11 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the score, if the checkpoint with it is in ``dirpath``.
 
-        A run that was killed may have found a better one after its last save: the score is that of the file.
+        A run that was killed may have found a better one after its last save: the score is that of the file. The test
+        at the end of a training restores the state as well, which this object has already.
         """
+        if self.best_model_path:
+            return
         path = Path(str(self.dirpath)) / "best.ckpt"
         state_in_file = gather(self._state_in(path))[0]  # rank 0 has the file
         score = (state_in_file or state_dict)["best_model_score"]

@@ -1,4 +1,4 @@
-"""Few trees in a blend, where it does not matter how good they are or what ends their growth."""
+"""Few small trees in a blend, and a rough linear model, where it does not matter how good they are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from mtl.table_models import lightgbm
+
 
 @contextmanager
 def few_trees() -> Iterator[None]:
-    """Let each output have ten trees at most inside this context."""
+    """Inside this context, let outputs have ten trees at most, of four leaves, and linear models few iterations."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("lightgbm", "catboost"):
             patch.setattr(f"mtl.table_models.{name}.TREES", 10)
+        patch.setattr("mtl.table_models.linear.STEPS", 5)
+        for options in (lightgbm.OPTIONS, lightgbm.OF_LISTS):
+            patch.setitem(options, "num_leaves", 4)
         yield

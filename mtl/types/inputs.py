@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter
 from torch import Tensor
 
+_adapter = cache(TypeAdapter)  # to make one takes far longer than to use it, and each checkpoint needs it
 ROW = "\0row"  # column of a table that numbers its rows from 1, for messages
 
 
@@ -135,10 +137,10 @@ class RowEncoder(Protocol):
 
         Here, the fields of a dataclass.
         """
-        state: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        state: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
         return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the encoder that returned ``state``."""
-        return TypeAdapter(cls).validate_python(state)
+        return _adapter(cls).validate_python(state)

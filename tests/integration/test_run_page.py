@@ -109,6 +109,7 @@ def test_columns_are_sorted_by_their_importance_among_those_of_each_task() -> No
     assert order == ["weak", "strong", "useless", "undefined"]  # means of 0.01 / 0.4 and 1; of 1 and 0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_run_whose_rows_are_gone_has_a_page_with_what_is_left(
     assert "1 of 1 runs have not finished" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_page_reads_the_data_where_the_run_did_and_never_where_a_checkpoint_says(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

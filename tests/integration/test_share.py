@@ -101,11 +101,11 @@ BUDGETS = [  # seconds: settings, and seeds of each, if each run takes a second;
     (14.5, {"alone": 3, "together": 3, "softmax": 3}, True),
     (10, {"alone": 3, "together": 3, "softmax": 3}, False),
     (8.5, {"alone": 4, "together": 4}, False),
-    (4.5, {"alone": 2, "together": 2}, False),
     (0.1, {"alone": 1, "together": 1}, False),
 ]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("seconds", "seeds", "grouped"), BUDGETS)
 def test_a_budget_leaves_out_groups_then_gates_then_seeds_and_answers(
     seconds: float,

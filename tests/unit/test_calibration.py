@@ -39,6 +39,7 @@ from tests.integration.helpers import resume_small
 from tests.loaded import loaded
 from tests.trees import few_trees
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 BINARY, CLASSES = TaskSpec("a", "binary"), TaskSpec("a", "multiclass", num_classes=3)
 TASKS: dict[str, Any] = {
     "clicked": {"kind": "binary", "pos_weight": 8.0, "metrics": ["logloss", "auroc"]},
@@ -48,8 +49,9 @@ TASKS: dict[str, Any] = {
     "price": {"kind": "regression", "loss": "quantile", "transform": "log"},
 }
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
+SMALL |= {"callbacks.routing.figures": False}
 QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "options": SMALL}
-QUICK |= {"lr": 0.02, "blend": ["linear"]}
+QUICK |= {"lr": 0.02, "blend": ["linear"], "logger": "none"}
 
 
 def drawn(rows: int = 1500, seed: int = 0) -> tuple[Any, Any, Any]:

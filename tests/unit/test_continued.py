@@ -24,11 +24,13 @@ GIVEN: dict[str, Any] = {
         "progress": False,
         "report": False,
         "max_epochs": 1,
+        "logger": "none",
         "recipe": "table",
         "columns": {"day": "date", "seen": {"kind": "list", "separator": "|", "target": "item"}},
     },
     "options": {"recipe.expert_units": [8], "recipe.head_units": [8], "threads": 1, "blend": "none"},
 }
+GIVEN["options"]["callbacks.routing.figures"] = False
 
 
 def day(number: int, users: int = 30, items: int = 20, rows: int = 300) -> pl.DataFrame:

@@ -43,7 +43,7 @@ TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multicl
 ZONE = timezone(timedelta(hours=2))
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
 QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "report": False, "blend": "none"}
-QUICK["options"] = SMALL
+QUICK |= {"options": {**SMALL, "callbacks.routing.figures": False}, "logger": "none"}
 
 
 def visits(rows: int = 200, seed: int = 0) -> pl.DataFrame:

@@ -282,6 +282,9 @@ QUICK = [["--help"], *([name, "--help"] for name in COMMANDS), *MISTYPED, *WITH_
 FORKS = """
 import atexit, json, os, sys
 from mtl.cli.main import main
+from mtl.config.compose import composed, opened
+with opened():
+    composed([])  # so that the forks need not import Hydra, find its plugins and learn its grammar
 for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork():
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
@@ -298,7 +301,7 @@ for number, words in enumerate(json.loads(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
-    """Return status, output and errors of the ``QUICK`` commands, each in a fork of a process that has only started."""
+    """Return status, output and errors of the ``QUICK`` commands, each in a fork of a process that only has Hydra."""
     folder, command = tmp_path_factory.mktemp("quick"), [sys.executable, "-c", FORKS, json.dumps(QUICK)]
     (folder / "run" / "checkpoints").mkdir(parents=True)
     for name in ("rows.csv", "run/checkpoints/best.ckpt"):

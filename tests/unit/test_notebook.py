@@ -21,7 +21,7 @@ TASKS = {"<b>clicked": {"kind": "binary", "column": "clicked"}, "minutes": "regr
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return mtl.fit(as_pandas(visits()), TASKS, gate="comet", **QUICK)
+    return mtl.fit(as_pandas(visits()), TASKS, gate="comet", **QUICK | {"logger": "csv"})
 
 
 def test_notebook_shows_metrics_and_experts(model: Any) -> None:
@@ -61,7 +61,7 @@ def test_reliability_of_other_rows(model: Any) -> None:
 
 
 def test_files_last_as_long_as_the_model(tmp_path: Path) -> None:
-    trained = mtl.fit(visits(), TASKS, **QUICK)
+    trained = mtl.fit(visits(), TASKS, **QUICK | {"logger": "csv"})
     folder = trained.folder
     assert folder.is_dir()
     assert not list(folder.glob("checkpoints/last*"))
@@ -85,7 +85,7 @@ def test_checkpoint_that_was_tested_is_kept() -> None:
 
 def test_files_outside_of_the_folder_are_not_read(tmp_path: Path) -> None:
     """The folder may come from a stranger."""
-    trained = mtl.fit(visits(), TASKS, gate="comet", **QUICK)
+    trained = mtl.fit(visits(), TASKS, gate="comet", **QUICK | {"logger": "csv"})
     shares = trained.folder / "routing" / "expert_share.csv"
     shares.rename(tmp_path / "outside.csv")
     shares.symlink_to(tmp_path / "outside.csv")

@@ -41,6 +41,14 @@ KINDS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _early_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the growth of trees end earlier than in use."""
+    for name in ("lightgbm", "catboost"):
+        monkeypatch.setattr(f"mtl.table_models.{name}.TREES", 200)
+        monkeypatch.setattr(f"mtl.table_models.{name}.PATIENCE", 20)
+
+
 def labels(task: TaskSpec, draw: np.random.Generator, signal: np.ndarray) -> Tensor:
     """Return labels ``[ROWS]`` that follow ``signal``, a tenth of them missing."""
     noisy = signal + 0.1 * draw.normal(size=ROWS)
@@ -124,11 +132,11 @@ def test_models_are_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Programs of any number of rows, of inputs with and without ids and numbers, and of trees in several parts."""
     monkeypatch.setattr("mtl.table_models.forest.TREES", 30)
     spec, rows = table()
-    spec = replace(spec, tasks=spec.tasks[:3])
+    spec, rows = replace(spec, tasks=spec.tasks[:3]), rows.select(torch.arange(60))  # so that trees are small
     models = {name: fit(model, spec, rows) for name, model in {"constant": Constant, **MODELS}.items()}
     for left_out in ("city", "numbers"):
         columns = {name: column for name, column in spec.inputs.items() if name != left_out}
-        models[f"without {left_out}"] = fit(LightGBM, replace(spec, inputs=columns), rows)
+        models[f"without {left_out}"] = fit(LightGBM, replace(spec, tasks=spec.tasks[:1], inputs=columns), rows)
     every, inputs = Models(models).eval(), random_inputs(spec.inputs, 300)
     expected, program = every(inputs), export(every, random_inputs(spec.inputs, 5))
     session = save_onnx(program, [*inputs], [*expected], tmp_path / "model.onnx")
@@ -293,8 +301,8 @@ def test_trees_read_the_ids_of_a_list(model: type[TableModel]) -> None:
     task = TaskSpec("y", "binary", constant=(0.0,))
     fitted = model([task], {"tags": Bag(5, 4)}).fit(Batch({"tags": tags}, {"y": (tags == 3).any(1).float()}))
     output = fitted({"tags": torch.tensor([[3, 0, 0, 0], [1, 2, 4, 3], [0, 0, 0, 0], [1, 2, 4, 4]])})["y"]
-    assert output[:2].min() > 1
-    assert output[2:].max() < -1
+    assert output[:2].min() > 0.5
+    assert output[2:].max() < -0.5
 
 
 def test_trees_of_before_read_no_lists() -> None:
