@@ -13,9 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mtl.checks import InputError, require
+from mtl.files.plain_yaml import parse_yaml
 
 CONF = Path(str(files("mtl.conf")))
 
@@ -120,8 +119,7 @@ def targets_in(folder: str | Path) -> Mapping[str, frozenset[str]]:
         first = text.split("\n", 1)[0]
         package = first.removeprefix("# @package ").strip() if first.startswith("# @package ") else ".".join(parents)
         start = () if package in ("_global_", "") else tuple(package.split("."))
-        # Plain Python takes ten times as long
-        for key, value in leaves(yaml.load(text, yaml.CSafeLoader) or {}, start):
+        for key, value in leaves(parse_yaml(text) or {}, start):
             if key[-1] == "_target_":
                 classes.setdefault(key[0], set()).add(value)
     return {section: frozenset(names) for section, names in classes.items()}

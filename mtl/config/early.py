@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +17,7 @@ from mtl.config import resolvers
 from mtl.config.hydra_errors import explained
 from mtl.config.portable import choices_among, is_portable
 from mtl.files.cloud import CloudPath
+from mtl.files.plain_yaml import parse_yaml
 from mtl.files.run_files import CONFIG, checked_file, find_checkpoint
 from mtl.options import FilePath, valid
 
@@ -82,7 +82,7 @@ def check_resumed(path: str, overrides: Sequence[str]) -> None:
     """
     folder = resolvers.run_folder(str(find_checkpoint(path)))
     try:
-        stored = yaml.safe_load(checked_file(folder / CONFIG, folder).read_text())["overrides"] if folder else []
+        stored = parse_yaml(checked_file(folder / CONFIG, folder).read_text())["overrides"] if folder else []
         choices = choices_among([override for override in stored if is_portable(override)], overrides)
         compose("train", choices)
     except Exception:  # of a file that someone has written by hand, or of Hydra

@@ -80,9 +80,9 @@ def fit(
     options by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
 
     The run writes into ``folder``, which must be new, and at its end ``report.html`` unless ``report=False``; without
-    a folder, its files last as long as the model that is returned, without pictures. ``resume``: the folder of a run
-    that was stopped or killed, which goes on with the same rows and tasks as if it had not been; options that are not
-    given are those of the run. ``progress`` shows a bar. After Ctrl-C, the best state so far is tested and returned.
+    a folder, its files last as long as the model that is returned. ``resume``: the folder of a run that was stopped or
+    killed, which goes on with the same rows and tasks as if it had not been; options that are not given are those of
+    the run. ``progress`` shows a bar. After Ctrl-C, the best state so far is tested and returned.
     The result equals that of ``mtl train data=table`` with the same options to the last bit. Raises InputError, a
     ValueError, for wrong input.
     """
@@ -112,9 +112,8 @@ def fit(
         values["data.split.fractions"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = with_options(values, options)
-    # Nobody sees pictures in a folder that does not last
-    defaults = {"report": True} if folder else {} if resume else {"callbacks.routing.figures": False}
-    values = defaults | {"callbacks.progress": None} | values
+    page = {} if folder is None else {"report": True}
+    values = page | {"callbacks.progress": None} | values
     values = escape_interpolation(to_plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mtl.checks import InputError, suggestion
+from mtl.files.plain_yaml import parse_yaml
 
 # Sections whose options have keywords of their own names: the first section that has an option of the name gets it
 SECTIONS = {"data": "table", "trainer": "default", "optimizer": "adam"}
@@ -32,12 +31,12 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
     A keyword is an option of ``train.yaml`` or a config group (``seed``, ``gate``), or else an option of the chosen
     data, trainer or optimizer, or of ``recipe``: ``max_epochs`` is ``trainer.max_epochs``, ``k`` is ``recipe.k``.
     """
-    top = _read(conf / "train.yaml")
+    top = parse_yaml((conf / "train.yaml").read_text())
     groups = [str(name) for entry in top["defaults"] if entry != "_self_" for name in entry]
     option_of = {name: name for name in (*map(str, top), *groups)}
     for section, default in SECTIONS.items():
         file = conf / section / f"{keywords.get(section, default)}.yaml"
-        options = _read(file) if file.is_file() else {}
+        options = parse_yaml(file.read_text()) if file.is_file() else {}
         section_options = options.get(section, options)
         names = [str(name) for name in section_options if not str(name).startswith("_")]
         option_of = {name: f"{section}.{name}" for name in names} | option_of
@@ -50,11 +49,6 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
             "options, as in options={'optimizer.lr': 3e-4}"
         )
     return {option_of[name]: value for name, value in keywords.items()}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.load(file.read_text(), yaml.CSafeLoader)  # OmegaConf takes ten times as long
-    return content
 
 
 def with_options(values: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
