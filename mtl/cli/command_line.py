@@ -37,7 +37,9 @@ def read_line(arguments: Sequence[str], name: str = "train") -> CommandLine:
     parsed, overrides = parser.parse_known_args(arguments)
     unknown = [override for override in overrides if override.startswith("-")]
     if unknown:
-        raise InputError(f"{format_value(unknown[0])}: no such flag; mtl {name} --help lists all")
+        option = unknown[0].removeprefix("--").partition("=")[0]
+        hint = f"; if it is an option, write {option}=VALUE" if option.isidentifier() else ""
+        raise InputError(f"{format_value(unknown[0])}: no such flag{hint}; mtl {name} --help lists all")
     for folder in parsed.config_dir:
         require("://" in folder or os.path.isdir(folder), f"--config-dir {format_value(folder)}: no such folder")
     searched = [path if "://" in path else f"file://{os.path.abspath(path)}" for path in parsed.config_dir]

@@ -171,11 +171,13 @@ def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) ->
     assert not any("Example" in line or len(line) > 80 for line in lines)
 
 
-@pytest.mark.parametrize("flag", ["--info", "-cn", "-cp", "--shell-completion", "--config-name=x", "-x=1"])
+@pytest.mark.parametrize("flag", ["--in-fo", "-cn", "-cp", "--shell-completion", "--config-name=x", "-x=1"])
 def test_unknown_flag_gives_one_message(flag: str) -> None:
     for run, name in ((train.main, "train"), (share.main, "share")):
         with pytest.raises(SystemExit, match=f"^error: {flag}: no such flag; mtl {name} --help lists all$"):
             run(["seed=1", flag])
+        with pytest.raises(SystemExit, match=r"^error: --seed: .* write seed=VALUE; mtl "):
+            run(["--seed", "1"])
     with pytest.raises(InputError, match="--config-dir nowhere: no such folder"):
         read_line(["--config-dir", "nowhere"])
     with pytest.raises(InputError, match=r"trust=5: must be a list, as in trust=\[...\]"):
