@@ -467,7 +467,7 @@ CALL = {"kind": "multiclass", "_target_": "os.getcwd"}
 YES = pl.when(pl.col("age") > 40).then(pl.lit("yes")).otherwise(pl.lit("no"))
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tasks": ({"tasks": ["clicked"]}, r"tasks=\[\"clicked\"\]: must be a dict of names and kinds"),
-    "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be 'binary', .*; did you mean binary"),
+    "kind": ({"tasks": {"clicked": "binry"}}, "data.tasks.clicked=binry: must be 'binary', .*; did you mean binary"),
     "column": (
         {"tasks": {"click": "binary"}},
         "frame has no column 'click' \\(did you mean 'clicked'\\?\\)",
