@@ -68,7 +68,7 @@ class BestCheckpoint(MonitoringCallback, ModelCheckpoint):  # type: ignore[misc]
         """Take over the score, if the checkpoint with it is in ``dirpath``.
 
         A run that was killed may have found a better one after its last save: the score is that of the file. The test
-        at the end of a training restores the state as well, which this object has already.
+        at the end of a training restores the state too; the score is known by then.
         """
         if self.best_model_path:
             return

@@ -341,8 +341,8 @@ class TableDataModule(TensorDataModule):
             filled = find_filled_tasks(self.labels, tasks, train.frames)
             self.row_encoder.filled_after.extend(name for name in filled if name not in earlier_names)
         else:
-            learnt = learn(train.frames, len(train), inputs, self.labels, where, self.options, **reading)
-            self.row_encoder, tasks = learnt
+            rows = train.frames, len(train)
+            self.row_encoder, tasks = learn(*rows, inputs, self.labels, where, self.options, **reading)
         return DataSpec(self.row_encoder.inputs, tasks)
 
     def _tensors(self, rows: SplitRows, tasks: Sequence[TaskSpec], grouped: bool) -> Batch:

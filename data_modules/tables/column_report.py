@@ -151,8 +151,10 @@ def find_leaks(
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.format) if parse_cells else as_text(sample[column.name])
         ordered = LeakCheck(cells, column.kind in read)
-        check = {"regression": ordered.predicts_number}
-        tasks = [task.name for task in labels if check.get(task.kind, ordered.predicts_class)(targets[task.name])]
+        tasks = []
+        for task in labels:
+            predicts = ordered.predicts_number if task.kind == "regression" else ordered.predicts_class
+            tasks += [task.name] if predicts(targets[task.name]) else []
         leaks |= {column.name: tasks} if tasks else {}
     return leaks
 

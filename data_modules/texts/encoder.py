@@ -149,9 +149,9 @@ def _marked(encoding: Any, marks: list[list[int]], max_length: int) -> list[list
     for text, (begin, end) in enumerate(marks):
         tokens = zip(encoding.sequence_ids, encoding.offsets, strict=True)
         of_text = ((token, ends) for token, (sequence, ends) in enumerate(tokens) if sequence == text)
-        word = [token for token, (low, high) in of_text if low < end and high > begin]
-        require(bool(word), f"data.max_length={max_length} cuts off the marked word of a text: increase it")
-        spans.append([word[0], word[-1]])
+        marked = [token for token, (low, high) in of_text if low < end and high > begin]
+        require(bool(marked), f"data.max_length={max_length} cuts off the marked word of a text: increase it")
+        spans.append([marked[0], marked[-1]])
     return spans
 
 

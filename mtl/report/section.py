@@ -81,22 +81,23 @@ def baselines_of(runs: Runs) -> Table | None:
     models = dict.fromkeys(key.model for key in map(Key.of, done.columns) if key.split == "test")
     models.pop(NETWORK, None)
     means_of: dict[str, list[list[Any]]] = {}  # by metric, of each task the means of the models
-    rows, shown = list[list[str]](), list[list[str]]()
+    rows = list[list[str]]()
     for task, metric in runs.main.items() if models else ():
         names = [str(Key("test", task, metric, model)) for model in models]
         means = [summarise(done[name].to_list() if name in done.columns else []).mean for name in names]
         rows.append([f"{task} {metric}", *(number(mean, 4) for mean in means)])
         means_of.setdefault(metric, []).append(means)
-    for metric, of_tasks in means_of.items() if len(rows) > MAX_LISTED_TASKS else ():
-        complete = [means for means in of_tasks if None not in means]
-        values = [number(fmean(means), 4) for means in zip(*complete, strict=True)]
-        shown += [[f"mean {metric} of {len(complete)} of {len(of_tasks)} tasks", *values]] if values else []
+    if len(rows) > MAX_LISTED_TASKS:
+        rows = []
+        for metric, of_tasks in means_of.items():
+            if complete := [means for means in of_tasks if None not in means]:
+                values = [number(fmean(means), 4) for means in zip(*complete, strict=True)]
+                rows.append([f"mean {metric} of {len(complete)} of {len(of_tasks)} tasks", *values])
     note = (
         f"Means over the runs. Models of a table learn from at most {MAX_ROWS:,} training rows. The other tables "
         "compare networks, also of runs that predict with a blend."
     )
-    shown = rows if len(rows) <= MAX_LISTED_TASKS else shown
-    return Table(["", *models], shown, "Other models on the same test rows", [note]) if shown else None
+    return Table(["", *models], rows, "Other models on the same test rows", [note]) if rows else None
 
 
 def missing(runs: Runs) -> list[str]:

@@ -96,6 +96,8 @@ def _is_held(run: Path) -> bool:
         if (run / LOCK).exists():
             lock.acquire(timeout=0)
             lock.release()
-    except OSError as error:  # a Timeout is one
-        return isinstance(error, Timeout)
+    except Timeout:
+        return True
+    except OSError:
+        return False
     return False

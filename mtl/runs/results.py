@@ -259,9 +259,9 @@ def rankings(measured: Measurements, mains: Mapping[str, str], labels: Mapping[s
             rows.append([model, str(len(values)), *map(number, ends or [None] * len(QUARTILES))])
         title = f"{metric} over {len(tasks)} tasks"
         tables.append(Table(["model", "defined", *QUARTILES], rows, title))
-        shown = {task: number(measured.value(task, metric, model=measured.in_use)) for task in tasks}
+        values_by_task = {task: number(measured.value(task, metric, model=measured.in_use)) for task in tasks}
         best, worst = best_and_worst(measured, mains, metric, labels)
-        cells = ([[task, shown[task], str(labels.get(task, ""))] for task in part] for part in (best, worst))
+        cells = ([[task, values_by_task[task], str(labels.get(task, ""))] for task in part] for part in (best, worst))
         rows = [[*good, *bad] for good, bad in itertools.zip_longest(*cells, fillvalue=[""] * 3)]
         note = f"Among the tasks with at least {MIN_ROWS} labels in the test rows."
         tables += [Table(["best", metric, "labels", "worst", metric, "labels"], rows, notes=[note])] if rows else []

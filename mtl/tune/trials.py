@@ -61,14 +61,14 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
         require(bool(names), f"study={name}: its storage has no such study")
         studies = {text.removeprefix(name).removeprefix("/"): study_of(text, storage) for text in names}
         studies_by_gate = {gate or name: (study, folder / gate) for gate, study in studies.items() if study}
-    importances, defaults = dict[str, dict[str, float]](), dict[str, Path]()
-    for gate, (study, part) in studies_by_gate.items():
-        values = [trial.value for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])]
-        if len(values) >= MIN_TRIALS and len(set(values)) > 1:
-            importances[gate] = get_param_importances(study)
-        if (path := run_folder(part, DEFAULTS, 0)).exists():
-            defaults[gate] = path
-    return replace(read_trials(studies_by_gate), importances=importances, defaults=defaults)
+        importances, defaults = dict[str, dict[str, float]](), dict[str, Path]()
+        for gate, (study, part) in studies_by_gate.items():
+            values = [trial.value for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])]
+            if len(values) >= MIN_TRIALS and len(set(values)) > 1:
+                importances[gate] = get_param_importances(study)
+            if (path := run_folder(part, DEFAULTS, 0)).exists():
+                defaults[gate] = path
+        return replace(read_trials(studies_by_gate), importances=importances, defaults=defaults)
 
 
 def _outcome(trial: FrozenTrial, path: str, state: str, reason: str | None) -> tuple[str, str | None]:

@@ -247,9 +247,9 @@ class TrainedModel:
                 raise InputError("threshold: this network was not read from the folder of a run")
             validation = read_predictions(self.folder, "val", self.model_name)[1]
             for task, values in decisions(specs, validation, evaluation.gathered(), threshold).items():
-                numbers = {f"{task}/{name}_at_threshold": value for name, value in values.items()}
-                numbers[f"{task}/threshold"] = numbers.pop(f"{task}/threshold_at_threshold")
-                measured |= {name: math.nan if value is None else value for name, value in numbers.items()}
+                for name, value in values.items():
+                    key = f"{task}/{name}" if name == "threshold" else f"{task}/{name}_at_threshold"
+                    measured[key] = math.nan if value is None else value
         if interval is not None:
             self.margins(interval, self.spec.tasks)
             for task, ends in measure_intervals(specs, evaluation.gathered(), interval).items():

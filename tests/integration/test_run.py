@@ -66,8 +66,8 @@ def test_a_run_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest
     usual, seen = torch.get_num_threads(), []
     monkeypatch.setattr(MultiTaskModule, "on_train_start", lambda module: seen.append(torch.get_num_threads()))
     try:
-        for words in (["threads=3"], [], ["recipe=table_quick"]):
-            run(compose_small(tmp_path, "trainer.max_steps=1", *words))
+        for overrides in (["threads=3"], [], ["recipe=table_quick"]):
+            run(compose_small(tmp_path, "trainer.max_steps=1", *overrides))
     finally:
         torch.set_num_threads(usual)
     assert seen == [3, usual, 1]

@@ -107,13 +107,13 @@ def test_a_column_in_another_unit_is_warned_of(
     first: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The scale stays that of the first day, so most ages are far from those that the network has learnt from."""
-    folder, given = first
+    folder, options = first
     months = day(1).with_columns(pl.col("age") * 12)
-    mtl.fit(months, TASKS, start_from=str(folder), **given)
+    mtl.fit(months, TASKS, start_from=str(folder), **options)
     assert caplog.text.count("column 'age': ") == 1
     assert "cells are numbers far outside the training rows" in caplog.text
     caplog.clear()
-    mtl.fit(day(1), TASKS, start_from=str(folder), **given)
+    mtl.fit(day(1), TASKS, start_from=str(folder), **options)
     assert "far outside" not in caplog.text
 
 

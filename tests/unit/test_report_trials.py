@@ -11,6 +11,7 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState, create_trial
 
 from mtl.checks import InputError
@@ -129,6 +130,17 @@ def test_a_study_of_another_program_is_one_message(definition: object, folder: P
     study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={"folder": 3, "seed": "x", "error": [1]}))
     with pytest.raises(InputError, match="study foreign: its definition is missing"):
         read_trials({"g": (study, folder)})
+
+
+def test_a_storage_that_fails_while_trials_are_read_is_one_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(study: optuna.Study) -> None:
+        raise StorageInternalError("the connection was lost")
+
+    monkeypatch.setattr("mtl.tune.trials.get_param_importances", fail)
+    with pytest.raises(InputError, match=r"storage=.*the connection was lost; start the same command again"):
+        read_study("s", None, folder)
 
 
 def test_runs_that_were_moved_are_found_where_they_are_now(folder: Path) -> None:
