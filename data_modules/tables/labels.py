@@ -16,7 +16,7 @@ from torch import Tensor
 from mtl.chains import check_chains
 from mtl.checks import InputError, format_value, join_names, require
 from mtl.objectives import Objective
-from mtl.options import Names, valid
+from mtl.options import Names, TaskName, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 from mtl.types.metrics import OF_FEW_POSITIVES
 
@@ -24,7 +24,7 @@ from ..files.reading import quote
 from .cells import Cells, as_text, parse_numbers, texts_of
 from .inference import find_format, quote_format
 from .label_options import LOSS_OF_OPTION, Cell, LabelOptions
-from .options import TableOptions, Tasks
+from .options import TableOptions, TaskOptions
 from .statistics import Counts, Moments
 from .vocabulary import Vocabulary
 
@@ -59,7 +59,8 @@ class TargetOptions(LabelOptions):
     @staticmethod
     def from_tasks(tasks: Any) -> list[TargetOptions]:
         """Return the options of each entry of ``data.tasks``, which may be only a kind. Raises InputError."""
-        targets = [TargetOptions.of(name, options) for name, options in valid(Tasks, tasks, "data.tasks").items()]
+        options_by_name = valid(dict[TaskName, TaskOptions], tasks, "data.tasks")
+        targets = [TargetOptions.of(name, options) for name, options in options_by_name.items()]
         check_chains(targets, "data.tasks.")
         binary = [target.name for target in targets if target.kind == "binary"]
         for target in (target for target in targets if target.where is not None):

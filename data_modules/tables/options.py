@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative, StrictModel, TaskName, Text, matching
+from mtl.options import Count, Dropout, Fraction, LargeCount, Name, NonNegative, StrictModel, Text, matching
 
 from .formats import ACCEPTED, DATE_FORMATS, NUMBER_FORMATS
 from .label_options import LabelOptions, as_options
@@ -77,7 +77,7 @@ class ColumnOptions(StrictModel):
 
 
 Columns = Mapping[Name, Annotated[ColumnOptions, BeforeValidator(as_options)]]
-Tasks = dict[TaskName, Annotated[LabelOptions, BeforeValidator(as_options)]]
+TaskOptions = Annotated[LabelOptions, BeforeValidator(as_options)]
 
 
 class SplitOptions(StrictModel):

@@ -42,10 +42,11 @@ def check_early(cfg: DictConfig) -> None:
     if kind not in (TABLE, TEXT):
         return
     from mtl.data_modules.tables.label_options import TextTaskOptions
-    from mtl.data_modules.tables.options import Columns, Tasks
+    from mtl.data_modules.tables.options import Columns, TaskOptions
 
     tasks: Any = data.get("tasks")
-    valid((dict[str, TextTaskOptions] if kind == TEXT else Tasks) | None, tasks, "data.tasks")
+    of_task: Any = TextTaskOptions if kind == TEXT else TaskOptions
+    valid(dict[str, of_task] | None, tasks, "data.tasks")  # a name may be a pattern, with a dot
     valid(Columns | None, data.get("columns"), "data.columns")
     places = {f"tasks.{name}": task for name, task in (tasks or {}).items()} if kind == TEXT else {"": data}
     for place, section in places.items():

@@ -161,6 +161,12 @@ def test_references_that_cannot_be_resolved_are_left_to_the_run() -> None:
     check_early(OmegaConf.create({"ckpt": "${nothing}", "evaluate": "${oc.env:NOTHING}", "data": {}}))
 
 
+def test_a_pattern_of_tasks_may_have_a_dot() -> None:
+    """Names of tasks have none, but the dots of the columns that it stands for are replaced."""
+    data = {"_target_": "mtl.data_modules.table.TableDataModule", "tasks": {"assay.*": "regression"}}
+    check_early(OmegaConf.create({"data": data}))
+
+
 def test_reproduce_alone_lists_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
     reproduce.main([])
     lines = capsys.readouterr().out.splitlines()
