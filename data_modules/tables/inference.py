@@ -105,8 +105,8 @@ def infer_kind(name: str, table: pl.DataFrame, options: TableOptions, first: Cal
             )
         return cell_format, fit.parsed
 
-    of_two_numbers = (table["value"].str.contains(TWO_NUMBERS) * table["count"]).sum() if text else 0  # cells
-    if text and formats is None and of_two_numbers >= MIN_PARSED_FRACTION * max(1, filled):
+    cells_of_two_numbers = (values.str.contains(TWO_NUMBERS) * table["count"]).sum() if text else 0
+    if text and formats is None and cells_of_two_numbers >= MIN_PARSED_FRACTION * max(1, filled):
         dates = read(parse_dates, ["", *DATE_FORMATS], expected_date)
         if dates is not None:
             return Inferred("date", "", dates[0])
