@@ -39,11 +39,11 @@ def shorten_spinning() -> None:
 
     By default they spin for milliseconds, which takes a processor from whatever else could run on it: beside busy
     processes, a training step then takes many times as long. To sleep at once (``OMP_WAIT_POLICY=PASSIVE``) costs small
-    operations up to two fifths of their speed on a quiet machine; a short spin costs a tenth, see
+    operations up to half of their speed on a quiet machine; a short spin costs nothing that could be measured, see
     benchmarks/waiting_threads.py. OpenMP reads the variable when torch is loaded; later it would have no effect.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "80000")
 
 
 class _Finder(MetaPathFinder):
