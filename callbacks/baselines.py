@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pytorch_lightning import Callback, Trainer
 from mtl.table_models import MAX_OUTPUTS
 from mtl.table_models.base import Constant
 from mtl.table_models.blend import blend_outputs
-from mtl.training.bootstrap import MAX_RESAMPLE_ROWS, MIN_ROWS, RESAMPLES, standard_error
+from mtl.training.bootstrap import MAX_RESAMPLE_ROWS, MIN_ROWS, RESAMPLES, standard_errors
 from mtl.training.evaluation import Evaluation
 from mtl.training.labeled_predictions import UNDEFINED, LabeledPredictions
 from mtl.training.measurements import BLEND, LEAD, NETWORK, Key, Measurement, Measurements
@@ -68,39 +69,42 @@ class Baselines(Callback):
                     pl_module.measured[key] = Measurement(value if math.isfinite(value) else math.nan)
             pl_module.predictions["test", name] = evaluation.gathered()
         evaluations = {NETWORK: pl_module.evaluation, **self._evaluations}
-        in_use = BLEND if BLEND in evaluations else NETWORK
-        for name in [model for model in evaluations if model != in_use]:
-            pl_module.measured.update(leads(evaluations[in_use], evaluations[name], f"{in_use}{LEAD}{name}"))
+        pl_module.measured.update(leads(evaluations, BLEND if BLEND in evaluations else NETWORK))
         self._evaluations = {}
 
 
-def leads(in_use: Evaluation, other: Evaluation, name: str) -> Measurements:
-    """Return the main metric of each task of the model in use minus that of another, with its standard error.
+def leads(evaluations: Mapping[str, Evaluation], in_use: str) -> Measurements:
+    """Return the main metric of each task of the model in use minus that of each other one, with its standard error.
 
-    The error is that of a bootstrap over the test rows. A lead is known in the first process only, and left out where
-    its error is undefined, and for more than ``MAX_OUTPUTS`` tasks, as trees. ``name``: that of the measurements'
-    model. Every process has to call this.
+    The errors are those of a bootstrap over the test rows. A lead is known in the first process only, and left out
+    where its error is undefined, and for more than ``MAX_OUTPUTS`` tasks, as trees. Every process has to call this.
     """
-    measurements, gathered = Measurements(), [evaluation.gathered() for evaluation in (in_use, other)]
-    for task_name, task in other.tasks.items() if len(other.tasks) <= MAX_OUTPUTS else ():
-        metric = in_use.metrics_of[task_name][0]
-        rows = [part[task_name] for part in gathered if task_name in part and metric in other.metrics_of[task_name]]
-        if len(rows) < 2 or len(rows[0]) < MIN_ROWS:
+    measurements, gathered = Measurements(), {model: part.gathered() for model, part in evaluations.items()}
+    models = sorted(evaluations, key=lambda model: model != in_use)  # the one in use first
+    tasks = evaluations[in_use].tasks if len(evaluations[in_use].tasks) <= MAX_OUTPUTS else {}
+    for task_name, task in tasks.items():
+        metric = evaluations[in_use].metrics_of[task_name][0]
+        measured = [model for model in models if metric in evaluations[model].metrics_of.get(task_name, ())]
+        rows = {model: gathered[model][task_name] for model in measured if task_name in gathered[model]}
+        if len(rows) < 2 or len(rows[in_use]) < MIN_ROWS:
             continue
         # Sorted, so that the draws do not depend on the order of the rows
-        columns = [value for part in rows for value in (part.likelihood, part.prediction, part.label) if value.dim()]
-        order = torch.from_numpy(np.lexsort([value.numpy() for value in columns]))
-
-        def lead(drawn: Sequence[LabeledPredictions], task: TaskSpec = task, metric: str = metric) -> float:
-            value, value_of_other = (value_of(task.kind, metric, part) for part in drawn)
-            return value - value_of_other
-
+        columns = [(part.likelihood, part.prediction, part.label) for part in rows.values()]
+        order = torch.from_numpy(np.lexsort([value.numpy() for part in columns for value in part if value.dim()]))
         bare = {"row_id": UNDEFINED, "weight": UNDEFINED, "output": UNDEFINED}  # no metric reads them
-        ordered = [replace(part, **bare).at(order) for part in rows]
-        sem, _ = standard_error(lead, ordered, metric, RESAMPLES, MAX_RESAMPLE_ROWS)
-        if sem is not None:
-            measurements[Key("test", task_name, metric, name)] = Measurement(lead(ordered), sem)
+        ordered = [replace(part, **bare).at(order) for part in rows.values()]
+        differences = partial(_differences, task, metric)
+        errors, _ = standard_errors(differences, ordered, metric, RESAMPLES, MAX_RESAMPLE_ROWS)
+        for model, difference, sem in zip([*rows][1:], differences(ordered), errors, strict=True):
+            if sem is not None:
+                measurements[Key("test", task_name, metric, f"{in_use}{LEAD}{model}")] = Measurement(difference, sem)
     return measurements
+
+
+def _differences(task: TaskSpec, metric: str, rows: Sequence[LabeledPredictions]) -> list[float]:
+    """Return the metric of the first model minus that of each other one."""
+    first, *others = (value_of(task.kind, metric, part) for part in rows)
+    return [first - other for other in others]
 
 
 def _by_itself(task: TaskSpec) -> TaskSpec:

@@ -56,20 +56,18 @@ def forest_state(trees: Iterable[tuple[int, Tree]], bias: Sequence[float]) -> di
     """Return the tensors of a ``Forest`` of trees, each with the index of its output; ``bias``: of each output."""
     root, depth, output = list[int](), list[int](), list[int]()
     nodes = list[tuple[Condition | None, int, float]]()  # condition, left child and value
-    for index, tree in sorted(trees, key=lambda pair: _depth(pair[1])):  # deep trees together
+    for index, levels in sorted(((i, _levels(tree)) for i, tree in trees), key=lambda pair: len(pair[1])):
         root.append(len(nodes))
-        depth.append(_depth(tree))
+        depth.append(len(levels) - 1)  # deep trees come last, so that they are computed together
         output.append(index)
-        level = [tree]
-        while level:  # breadth first, so that the right child of a node comes after the left one
-            below, start = list[Tree](), len(nodes) + len(level)
+        for level in levels:
+            child = len(nodes) + len(level)
             for node in level:
                 if isinstance(node, Split):
-                    nodes.append((node.condition, start + len(below), 0.0))
-                    below += [node.left, node.right]
+                    nodes.append((node.condition, child, 0.0))
+                    child += 2
                 else:
                     nodes.append((None, len(nodes), node))
-            level = below
     # In a leaf, condition 0, which is never true, keeps the row there; then come those of numbers, then those of ids
     conditions = sorted(dict.fromkeys(condition for condition, *_ in nodes if condition), key=lambda c: bool(c.right))
     index_by_condition = {condition: index for index, condition in enumerate([None, *conditions])}
@@ -93,8 +91,12 @@ def forest_state(trees: Iterable[tuple[int, Tree]], bias: Sequence[float]) -> di
     return {name: torch.as_tensor(v, dtype=dtype) for part, dtype in kinds for name, v in part.items()}
 
 
-def _depth(tree: Tree) -> int:
-    return 1 + max(_depth(tree.left), _depth(tree.right)) if isinstance(tree, Split) else 0
+def _levels(tree: Tree) -> list[list[Tree]]:
+    """Return the nodes of a tree by depth, the right child of a node after the left one."""
+    levels = [[tree]]
+    while below := [child for node in levels[-1] if isinstance(node, Split) for child in (node.left, node.right)]:
+        levels.append(below)
+    return levels
 
 
 class Forest(nn.Module):

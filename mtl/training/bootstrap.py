@@ -29,7 +29,20 @@ def standard_error(
     most: int,
     seed: int = 0,
 ) -> tuple[float | None, int]:
-    """Return the standard error of ``value`` of a ``metric``, and its degrees of freedom; None if it is undefined.
+    """Return the standard error of one ``value``, and its degrees of freedom, as ``standard_errors`` does."""
+    [error], df = standard_errors(lambda drawn: [value(drawn)], rows, metric, resamples, most, seed)
+    return error, df
+
+
+def standard_errors(
+    values: Callable[[Sequence[LabeledPredictions]], Sequence[float]],
+    rows: Sequence[LabeledPredictions],
+    metric: str,
+    resamples: int,
+    most: int,
+    seed: int = 0,
+) -> tuple[list[float | None], int]:
+    """Return the standard errors of ``values`` of a ``metric``, None where undefined, and their degrees of freedom.
 
     ``rows``: of one network or several, on the same N rows, which are drawn together. Where the metric ranks the rows
     of groups, whole groups are drawn. A resample has at most ``most`` rows; its error is scaled to N (the m out of n
@@ -38,15 +51,22 @@ def standard_error(
     draw = np.random.default_rng(seed)
     by_group = metric_family(metric) in RANKING
     resample, units, size = _by_group(rows[0], most) if by_group else _by_row(rows[0], most)
-    values = []
-    for _ in range(resamples if units > 1 else 0):
+    if units < 2:
+        return [None] * len(values(rows)), 0
+    resampled = []
+    for _ in range(resamples):
         index, groups = resample(draw.integers(0, units, size))
         parts = [part.at(index) for part in rows]
-        values.append(value(parts if groups is None else [replace(part, groups=groups) for part in parts]))
-    defined = np.array(values)[np.isfinite(values)]
-    if not len(defined) or len(defined) < (1 - MAX_UNDEFINED_FRACTION) * resamples:
-        return None, 0
-    return float(defined.std(ddof=1)) * math.sqrt(size / units), units - 1
+        resampled.append(values(parts if groups is None else [replace(part, groups=groups) for part in parts]))
+    return [_error(column, math.sqrt(size / units)) for column in np.array(resampled).T], units - 1
+
+
+def _error(resampled: Any, scale: float) -> float | None:
+    """Return the standard deviation of a value ``[resamples]``, scaled; None if too many are undefined."""
+    defined = resampled[np.isfinite(resampled)]
+    if not len(defined) or len(defined) < (1 - MAX_UNDEFINED_FRACTION) * len(resampled):
+        return None
+    return float(defined.std(ddof=1)) * scale
 
 
 def _by_row(rows: LabeledPredictions, most: int) -> tuple[Resample, int, int]:

@@ -53,12 +53,16 @@ def test_error_of_a_difference_is_that_of_the_paired_rows() -> None:
     expected = (losses[0] - losses[1]).std(ddof=1) / np.sqrt(len(losses[0]))
     key = Key("test", "number", "mse", "network - linear")
     mean = float((losses[0] - losses[1]).mean())
-    assert leads(*evaluations, "network - linear") == {key: pytest.approx((mean, expected), rel=0.25)}
-    assert leads(evaluations[0], evaluations[0], "network - linear") == {key: (0.0, 0.0)}
-    found, other = leads(*evaluations, "network - linear"), [Evaluation([NUMBER]) for _ in range(2)]
-    for before, after in zip(evaluations, other, strict=True):
+    first, second = evaluations
+    measured = leads({"network": first, "linear": second}, "network")
+    assert measured == {key: pytest.approx((mean, expected), rel=0.25)}
+    assert leads({"network": first, "linear": first}, "network") == {key: (0.0, 0.0)}
+    two = leads({"network": first, "linear": second, "same": first}, "network")
+    assert two == {key: pytest.approx((mean, expected), rel=0.25), key._replace(model="network - same"): (0.0, 0.0)}
+    other = {"network": Evaluation([NUMBER]), "linear": Evaluation([NUMBER])}
+    for before, after in zip(evaluations, other.values(), strict=True):
         after._blocks = before._blocks[::-1]
-    assert leads(*other, "network - linear") == found  # in another order of the rows
+    assert leads(other, "network") == measured  # in another order of the rows
     alone = losses[0].std() / np.sqrt(ROWS)
     assert expected < 0.5 * alone  # the pairs count
 
