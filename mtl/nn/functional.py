@@ -26,6 +26,14 @@ def in_float64(x: Tensor) -> Tensor:
     return x.double() if has_float64(x.device) else x.cpu().double()
 
 
+def sigmoid_keeping_ties(logits: Tensor) -> Tensor:
+    """Return the sigmoids of ``logits`` in float64: equal logits have equal ones, so that metrics know their ties.
+
+    ``torch.sigmoid`` gives the last numbers of a tensor, which do not fill its vector instructions, another last bit.
+    """
+    return 1 / (1 + torch.exp(-logits.double()))
+
+
 def smooth_step(t: Tensor, gamma: float) -> Tensor:
     """Return S(t): 0 below -gamma/2, 1 above gamma/2, a cubic between (COMET, equation 9).
 

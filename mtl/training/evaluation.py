@@ -14,7 +14,7 @@ from torch import Tensor
 from mtl.chains import joint_logits
 from mtl.checks import InputError, require
 from mtl.distributed import gather, gather_rows
-from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64
+from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, has_float64, sigmoid_keeping_ties
 from mtl.training.epoch import LossMeter
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.training.losses import LossSums, pinball
@@ -236,7 +236,7 @@ def as_compared(task: TaskSpec, prediction: Tensor) -> Tensor:
         return prediction
     prediction = at_least_float32(prediction)
     if task.kind == "binary":
-        return prediction.double().sigmoid()  # in float32, all sigmoids of logits above 17 are 1
+        return sigmoid_keeping_ties(prediction)  # in float32, all sigmoids of logits above 17 are 1
     return task.point_prediction(task.unstandardize(prediction))
 
 

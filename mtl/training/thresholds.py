@@ -11,6 +11,7 @@ import torch
 
 from mtl.chains import chain
 from mtl.checks import require
+from mtl.nn.functional import sigmoid_keeping_ties
 from mtl.options import Positive
 from mtl.training.labeled_predictions import LabeledPredictions
 from mtl.types import TaskSpec
@@ -102,10 +103,10 @@ def _calibrated(
     if not any(step.calibration for step in chain(task, tasks)):
         return rows
     if task.after is None:
-        return replace(rows, prediction=task.calibrate(rows.prediction.logit()).sigmoid())
+        return replace(rows, prediction=sigmoid_keeping_ties(task.calibrate(rows.prediction.logit())))
     stored, before = validation[task.after], _calibrated(tasks[task.after], tasks, validation)
     rows = rows.at(torch.isin(rows.row_id, before.row_id))
     # Rows are in the order of their numbers
     p_stored, p_before = (part.prediction[torch.searchsorted(part.row_id, rows.row_id)] for part in (stored, before))
     conditional = (rows.prediction / p_stored.clamp(min=sys.float_info.min)).clamp(0, 1)
-    return replace(rows, prediction=task.calibrate(conditional.logit()).sigmoid() * p_before)
+    return replace(rows, prediction=sigmoid_keeping_ties(task.calibrate(conditional.logit())) * p_before)

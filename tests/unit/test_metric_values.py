@@ -191,6 +191,15 @@ def test_equal_predictions_are_no_merit(order: list[int]) -> None:
     assert ranked("hit_rate", [0.5] * 3, labels, [0] * 3, 2) == 0
 
 
+@pytest.mark.parametrize("logit", [-5.92, -3.85, 0.3, 40.0])
+def test_equal_logits_are_equal_predictions(logit: float) -> None:
+    """torch.sigmoid may give the last few numbers of a tensor another last bit."""
+    labels = torch.arange(1003) % 3 == 0
+    evaluation = Evaluation([CLICK])
+    evaluation.update({"click": torch.full((1003,), logit)}, {"click": labels.float()}, groups=torch.zeros(1003).long())
+    assert evaluation.compute()["click/auroc"] == 0.5
+
+
 def test_ranking_needs_groups() -> None:
     with pytest.raises(InputError, match="task 'click': mrr ranks the rows of each group; the data have no groups"):
         one_task(CLICK, [1.0], [1.0])
