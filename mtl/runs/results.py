@@ -28,7 +28,7 @@ from mtl.files.tables import Table
 from mtl.loggers.base import MAX_LISTED_TASKS
 from mtl.runs.test_rows import count_labels, describe_tested_epoch, labels_by_task, measured_by_task
 from mtl.training.bootstrap import MIN_ROWS
-from mtl.training.measurements import NETWORK, Key, Measurements
+from mtl.training.measurements import BLEND, NETWORK, Key, Measurements
 from mtl.training.metrics import higher_is_better
 from mtl.types.metrics import OF_FEW_POSITIVES, SHOWN_FIRST
 
@@ -114,7 +114,8 @@ def print_results(
     console = Console(highlight=False, markup=False)
     measured, checkpoint = Measurements.from_plain(record["numbers"]), Path(record["checkpoint"]).name
     in_use = measured.in_use
-    title = f"{record['run_name']}: test loss {number(measured.value('', 'loss', model=in_use))}"
+    loss = "test loss of the blend" if in_use == BLEND else "test loss"
+    title = f"{record['run_name']}: {loss} {number(measured.value('', 'loss', model=in_use))}"
     console.print(Text.assemble("\n", (title, "bold"), f" ({checkpoint})"))
     for name in AVERAGES:
         if Key("test", "", name, in_use) in measured:

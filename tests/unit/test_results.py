@@ -73,6 +73,8 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     of_evaluate = with_numbers(TEST) | {"epochs": 0, "seconds_per_epoch": None}
     assert "\neach task uses 2 experts, 840,574 parameters, seed 3\n" in printed(of_evaluate, tmp_path, capsys)
     assert f"{tmp_path}/" in lines
+    blended = printed(with_numbers(TEST, blend=TEST | {"loss": 0.25}), tmp_path, capsys)
+    assert blended.startswith("\ncomet: test loss of the blend 0.2500 (best.ckpt)\n")
     assert not any("flops" in line for line in lines)
     shares = {f"click/expert_share_{number:02d}": 0.125 for number in range(8)} | {"experts_per_sample": 1.76}
     text = printed(with_numbers(TEST | shares), tmp_path, capsys)
