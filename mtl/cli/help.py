@@ -20,6 +20,16 @@ FLAGS_OF_TRAIN = (
     "  -m, --multirun                a run for each combination of values",
     "  --cfg job                     print the configuration and stop",
 )
+EVALUATE_USAGE = """
+Test the network of a run again, on its test rows or on those of a file with
+the columns of the training, and save the results in a folder of their own.
+
+  mtl evaluate outputs/DATE/RUN
+  mtl evaluate outputs/DATE/RUN new.csv threshold=f1 interval=0.9
+
+All other options are as in the run; mtl train --help lists them.
+"""
+OF_EVALUATE = ("threshold", "interval", "predictions")  # options that say what is measured and written
 MAX_VALUE_CHARS = 60  # characters of a value that are shown
 
 
@@ -47,6 +57,15 @@ def print_help(usage: str, file: Path, overrides: Sequence[str] = ()) -> None:
         lines.append("")
     lines += ["Flags:", "", *(FLAGS_OF_TRAIN if file.name == "train.yaml" else ()), *FLAGS]
     print("\n".join(lines))
+
+
+def print_help_of_evaluate(file: Path) -> None:
+    """Print how to test a run, and the options of ``file`` that are of use there."""
+    print(EVALUATE_USAGE.strip(), "\n\nOptions, as in NAME=VALUE:\n", sep="")
+    for name, value, comment in options(file):
+        if name in OF_EVALUATE:
+            print(*described(f"{name}={value}", comment), sep="\n")
+    print("", "Flags:", "", *FLAGS, sep="\n")
 
 
 def groups(conf: Path) -> Iterator[tuple[str, list[str]]]:

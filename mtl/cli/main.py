@@ -55,6 +55,11 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> None:
     if name == "evaluate":
         from mtl.cli.command_line import name_files
 
+        if {"-h", "--help"} & set(rest):
+            from mtl.cli.help import print_help_of_evaluate
+            from mtl.config.compose import CONF
+
+            return print_help_of_evaluate(CONF / "train.yaml")
         rest = name_files(rest)
         if not (QUICK & set(rest) or any(argument.startswith("evaluate=") for argument in rest)):
             sys.exit("error: give a run, as in mtl evaluate outputs/DATE/RUN")

@@ -93,6 +93,8 @@ def resumed_config(
     saved = checkpoint.config(trust)
     sections, free = (FIXED_SECTIONS, FREE_IN_TESTS) if evaluate else (TRAINED_SECTIONS, FREE)
     changed = {*(option for override in overrides for option in _values(override)), *options}
+    no_page = "report: a test writes no page; mtl report FOLDER writes that of the folder of its results"
+    require(not (evaluate and any(key_of(text) == "report" and value_of(text) for text in overrides)), no_page)
     if evaluate and "data.test_path" in changed:  # which has the rows; the options split the training's file
         changed |= SPLIT
     tasks: Any = saved["data"].get("tasks")

@@ -321,6 +321,9 @@ def test_help_and_mistyped_options_do_not_import_torch(words: list[str], quick: 
     assert (status, errors[:7]) == ((0, "") if words[-1].startswith("--") else (1, "error: "))
     assert output.splitlines()[-1] == f"imported: {['polars'] if words in WITH_POLARS else []}"
     assert max(map(len, output.splitlines())) <= 80
+    if words == ["evaluate", "--help"]:
+        assert "mtl evaluate outputs/DATE/RUN new.csv" in output
+        assert "threshold=null" in output
     if words[0] == "train" and words[-1] == "--help":
         groups = {line.split(":")[0].strip() for line in output.partition("Options of")[0].splitlines()}
         assert {"distillation", "gate", "network/gate_trunk"} <= groups

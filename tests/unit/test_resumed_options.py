@@ -69,3 +69,11 @@ def test_files_that_have_changed_since() -> None:
     assert (cfg.trainer.max_epochs, cfg.callbacks.early_stopping.patience) == (5, default)
     with pytest.raises(InputError, match=r"gate.gamma is 0.25 in the checkpoint, 0.5 now"):
         resumed([], "gate.gamma=0.5", **changed)
+
+
+def test_a_test_refuses_to_write_the_page_of_a_run() -> None:
+    config = OmegaConf.to_container(labelled([HERE, "report=true"]), resolve=True)
+    checkpoint = Checkpoint({"config": config}, Path("best.ckpt"))
+    resumed_config(checkpoint, [HERE, "report=false"], labelled, evaluate=True)
+    with pytest.raises(InputError, match="report: a test writes no page; mtl report FOLDER writes that"):
+        resumed_config(checkpoint, [HERE, "report=true"], labelled, evaluate=True)
