@@ -29,7 +29,10 @@ Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "ensemble", "data", "permutation", "weighting")
-TRAINED_SECTIONS = (*FIXED_SECTIONS, "optimizer", "embedding_optimizer", "loss_reduction")  # of a run that goes on
+UPDATE_SECTIONS = ("optimizer", "embedding_optimizer", "loss_reduction")
+TRAINED_SECTIONS = (*FIXED_SECTIONS, *UPDATE_SECTIONS)  # of a run that goes on
+OF_TRAINING = ("monitor", "test_checkpoint", "blend", "time_limit", "calibrate", "task_batches", "report")
+UNREAD_IN_TESTS = (*UPDATE_SECTIONS, *OF_TRAINING)
 # But it may change where data are and how their rows are loaded. The checkpoint holds the vocabularies and scales of
 # the training and fingerprints of the files, so a changed file is noticed; for data.batch_size see ``check_batches``
 FREE = r"data\.(data_dir|.*_url|download|pin_memory|(eval_)?batch_size|(tasks\.[^.]+\.)?(path|val_path|test_path))"
@@ -93,8 +96,6 @@ def resumed_config(
     saved = checkpoint.config(trust)
     sections, free = (FIXED_SECTIONS, FREE_IN_TESTS) if evaluate else (TRAINED_SECTIONS, FREE)
     changed = {*(option for override in overrides for option in _values(override)), *options}
-    no_page = "report: a test writes no page; mtl report FOLDER writes that of the folder of its results"
-    require(not (evaluate and any(key_of(text) == "report" and value_of(text) for text in overrides)), no_page)
     if evaluate and "data.test_path" in changed:  # which has the rows; the options split the training's file
         changed |= SPLIT
     tasks: Any = saved["data"].get("tasks")
@@ -106,6 +107,9 @@ def resumed_config(
         for composed in (cfg, before):
             with_columns(composed, columns)
         now, former = (flatten(_resolved(composed, sections)) for composed in (cfg, before))
+        if evaluate:
+            unread = [name for name in UNREAD_IN_TESTS if _resolved(cfg, [name]) != _resolved(before, [name])]
+            require(not unread, f"{', '.join(unread)}: without effect on a test, which trains nothing; leave this out")
         changed |= {key for key in now.keys() | former.keys() if now.get(key) != former.get(key)}
         fixed = {
             section: _merged(section, node, saved.get(section), tuple(f"{key}." for key in changed))

@@ -25,13 +25,13 @@ def labelled(words: Sequence[str]) -> DictConfig:
     return cfg
 
 
-def resumed(run: Sequence[str], *words: str, **changes: Any) -> DictConfig:
-    """Return the configuration of ``words`` that resume a ``run``, whose checkpoint has ``changes``."""
+def resumed(run: Sequence[str], *words: str, evaluate: bool = False, **changes: Any) -> DictConfig:
+    """Return the configuration of ``words`` that resume, or test, a ``run``, whose checkpoint has ``changes``."""
     cfg = labelled([HERE, *run])
     for key, value in changes.items():
         OmegaConf.update(cfg, key, value)
     content = {"config": OmegaConf.to_container(cfg, resolve=True)}
-    return resumed_config(Checkpoint(content, Path("last.ckpt")), [HERE, *words], labelled)
+    return resumed_config(Checkpoint(content, Path("last.ckpt")), [HERE, *words], labelled, evaluate=evaluate)
 
 
 @pytest.mark.parametrize("name", [None, *sorted(path.stem for path in (ROOT / "conf" / "experiment").iterdir())])
@@ -71,9 +71,9 @@ def test_files_that_have_changed_since() -> None:
         resumed([], "gate.gamma=0.5", **changed)
 
 
-def test_a_test_refuses_to_write_the_page_of_a_run() -> None:
-    config = OmegaConf.to_container(labelled([HERE, "report=true"]), resolve=True)
-    checkpoint = Checkpoint({"config": config}, Path("best.ckpt"))
-    resumed_config(checkpoint, [HERE, "report=false"], labelled, evaluate=True)
-    with pytest.raises(InputError, match="report: a test writes no page; mtl report FOLDER writes that"):
-        resumed_config(checkpoint, [HERE, "report=true"], labelled, evaluate=True)
+@pytest.mark.parametrize("word", ["report=true", "calibrate=true", "blend=none", "optimizer.lr=0.5", "monitor=val/x"])
+def test_a_test_refuses_what_it_would_not_read(word: str) -> None:
+    resumed([word], evaluate=True)
+    resumed([word], word, evaluate=True)
+    with pytest.raises(InputError, match=rf"^{word.split('=')[0].split('.')[0]}: without effect on a test"):
+        resumed([], word, evaluate=True)
