@@ -28,6 +28,7 @@ FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
 ALL = "all runs"  # if nothing distinguishes them
 Options = dict[str, str]  # of a run, by name
+NEUTRAL = ("run_name", "report", "predictions")  # options that change no number
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 TOTALS = {  # columns that are multiplied by the epochs
     "training/flops_selected": "training/flops_in_all",
@@ -246,9 +247,9 @@ def defined_in_all(table: pl.DataFrame, columns: list[str]) -> list[str]:
 
 
 def overridden_options(overrides: Iterable[str]) -> Options:
-    """Return the options that Hydra's ``overrides`` set, by name, without seeds and folders."""
+    """Return the options that Hydra's ``overrides`` set, by name, without seeds and those that change no number."""
     pairs = (override.lstrip("+").partition("=") for override in overrides)
-    options = {name: value for name, _, value in pairs if name.split(".")[0] not in (*LOCAL, "run_name")}
+    options = {name: value for name, _, value in pairs if name.split(".")[0] not in (*LOCAL, *NEUTRAL)}
     return {name: value for name, value in options.items() if "seed" not in name.split(".")[-1]}
 
 

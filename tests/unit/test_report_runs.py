@@ -186,8 +186,8 @@ def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path:
 
 
 def test_overrides_that_say_what_was_trained(tmp_path: Path) -> None:
-    words = ["gate=topk", "+data.new=1", "seed=3", "data.shuffle_seed=1", "paths.output_dir=x", "~logger", "gate=comet"]
-    assert overridden_options(words) == {"gate": "comet", "data.new": "1", "~logger": ""}
+    words = ["gate=topk", "+data.new=1", "seed=3", "data.shuffle_seed=1", "paths.run_dir=x", "~logger", "report=true"]
+    assert overridden_options([*words, "gate=comet"]) == {"gate": "comet", "data.new": "1", "~logger": ""}
     write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0})
     for number, word in enumerate(("ckpt=x/last.ckpt", "evaluate=x/best.ckpt"), 1):
         write_run(tmp_path / str(number), [word], {"loss": 2.0}, config={"overrides": ["gate=comet", word]})
