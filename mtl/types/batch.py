@@ -107,6 +107,9 @@ def to_batch(rows: Any, tasks: Mapping[str, TaskSpec]) -> Batch:
 
 
 def _as_labels(values: Tensor, task: TaskSpec) -> Tensor:
+    if task.kind == "binary":
+        wrong = values[(values != 0) & (values != 1) & ~values.isnan()]
+        require(not len(wrong), f"task {task.name!r}: binary labels are 0, 1 or NaN, not {wrong[:1].tolist()}")
     if task.kind not in ("multiclass", "span"):
         return values + 0.0
     return values.nan_to_num(nan=MISSING_CLASS).long() if values.is_floating_point() else values.long()

@@ -59,5 +59,7 @@ def test_pairs_of_dicts_are_batches() -> None:
     assert missing.targets["plan"].tolist() == [0, -100, 1]
     with pytest.raises(InputError, match=r"pairs of dicts, \(\{input: tensor\}, \{task: labels\}\), not a Tensor"):
         trained([1.0, 2.0])
+    with pytest.raises(InputError, match=r"task 'click': binary labels are 0, 1 or NaN, not \[2"):
+        trained([({"x": X[0]}, {"click": torch.tensor(label)}) for label in (1, 2)])
     with pytest.raises(InputError, match=r"labels of clik: .*; the tasks are click, plan, minutes"):
         trained([({"x": X[0]}, {"clik": X[0, 0]})])
